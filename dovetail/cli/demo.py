@@ -23,6 +23,7 @@ from pathlib import Path
 from typing import Any, TextIO
 
 from dovetail.cli.pipe import Worker, WorkerError, start_worker
+from dovetail.reports.curves import Curve, relative_deviations, write_html
 from dovetail.reports.table import Table
 
 #: The engines in the order in which they are shown.
@@ -104,9 +105,9 @@ def run(options: argparse.Namespace) -> int:
     except KeyboardInterrupt:
         print("\ndovetail demo: interrupted; nothing was written", file=sys.stderr)
         return 130
-    remarks, agreed = compare(runs)
-    print(f"\n{make_table(runs)}\n", *remarks, "", sep="\n")
-    for path in write_results(output, settings[0], runs, remarks):
+    table, (remarks, agreed) = make_table(runs), compare(runs)
+    print(f"\n{table}\n", *remarks, "", sep="\n")
+    for path in write_results(output, settings, runs, table, remarks):
         print(f"wrote {path}")
     return 0 if agreed else 1
 
@@ -119,7 +120,7 @@ def train_all(settings: Sequence[Settings], *, turn: int, logs: Path) -> list[Ru
     runs = [Run(each.engine) for each in settings]
     total = settings[0].steps
     with contextlib.ExitStack() as stack:
-        progress = Progress(total * len(runs))
+        progress = stack.enter_context(Progress(total * len(runs)))
         workers: dict[str, Worker] = {}
         for run, each in zip(runs, settings, strict=True):
             progress.show(runs, "first step" if run.engine == "eager" else f"{run.engine}: first step (compiling)")
@@ -165,26 +166,37 @@ def _train(run: Run, worker: Worker, steps: int) -> None:
 
 
 class Progress:
-    """Says how far the runs are: a line for every tenth of the work, and for each first step."""
+    """A live bar on a terminal; elsewhere, and on a dumb one, a line for every tenth of the work."""
 
     def __init__(self, total: int, stream: TextIO = sys.stderr) -> None:
         self._total = total
         self._stream = stream
+        self._is_live = stream.isatty() and os.environ.get("TERM") != "dumb"
         self._start = time.perf_counter()
         self._shown: tuple[int, str] | None = None
 
+    def __enter__(self) -> Progress:
+        return self
+
+    def __exit__(self, *_error: object) -> None:
+        if self._is_live:
+            self._stream.write("\n")
+
     def show(self, runs: Sequence[Run], phase: str) -> None:
-        """Show the state of the runs; ``phase`` names the work of this moment, unless it is training."""
-        # The missing steps of a failed run count as done, so that the share reaches its end.
+        """Draw the state of the runs; ``phase`` names the work of this moment, unless it is training."""
+        # The missing steps of a failed run count as done, so that the bar reaches its end.
         each = self._total // len(runs)
         share = sum(each if run.failure else len(run.losses) for run in runs) / self._total
         shown, self._shown = self._shown, (int(share * 10), phase)
-        if shown != self._shown:
-            last = {
-                run.engine: "failed" if run.failure else f"{run.losses[-1]:.4f}" if run.losses else "-" for run in runs
-            }
-            losses = "  ".join(f"{engine} {loss}" for engine, loss in last.items())
-            line = f"{share:4.0%} {time.perf_counter() - self._start:4.0f} s  {losses}  {phase}".rstrip()
+        last = {run.engine: "failed" if run.failure else f"{run.losses[-1]:.4f}" if run.losses else "-" for run in runs}
+        losses = "  ".join(f"{engine} {loss}" for engine, loss in last.items())
+        bar = "█" * round(share * 20)
+        line = f"[{bar:·<20}] {share:4.0%} {time.perf_counter() - self._start:4.0f} s  {losses}  {phase}".rstrip()
+        if self._is_live:
+            # Zero where a terminal does not say.
+            columns = os.get_terminal_size(self._stream.fileno()).columns or 80
+            print("\r\x1b[K" + line[: max(20, columns - 1)], end="", file=self._stream, flush=True)
+        elif shown != self._shown:
             print(line, file=self._stream, flush=True)
 
 
@@ -243,25 +255,23 @@ def compare(runs: Sequence[Run]) -> tuple[list[str], bool]:
     return remarks, agreed
 
 
-def relative_deviations(values: Sequence[float], reference: Sequence[float]) -> tuple[float, ...]:
-    """Return for each step how far ``values`` are from ``reference``, relative to the reference.
+def write_results(
+    output: Path, settings: Sequence[Settings], runs: Sequence[Run], table: Table, remarks: Sequence[str]
+) -> list[Path]:
+    """Write ``results.json``, ``trace.json`` and ``curves.html``; return their paths."""
+    finished = [run for run in runs if not run.failure]
 
-    >>> relative_deviations([1.0, 2.0], [1.0, 4.0])
-    (0.0, 0.5)
-    """
+    def curve(run: Run, values: Sequence[float]) -> Curve:
+        return Curve(run.engine, tuple(values), ENGINES.index(run.engine))
 
-    def deviation(value: float, expected: float) -> float:
-        if value == expected or (math.isnan(value) and math.isnan(expected)):
-            return 0.0
-        if not (math.isfinite(value) and math.isfinite(expected)):
-            return math.inf
-        return abs(value - expected) / abs(expected) if expected else math.inf
-
-    return tuple(deviation(value, expected) for value, expected in zip(values, reference))
-
-
-def write_results(output: Path, settings: Settings, runs: Sequence[Run], remarks: Sequence[str]) -> list[Path]:
-    """Write ``results.json`` and ``trace.json``; return their paths."""
+    losses = [curve(run, run.losses) for run in finished]
+    milliseconds = [curve(run, [1e3 * item for item in run.seconds]) for run in finished]
+    eager = next((run for run in finished if run.engine == "eager"), None)
+    deviations = [
+        curve(run, relative_deviations(run.losses, eager.losses))
+        for run in finished
+        if eager is not None and run is not eager
+    ]
     rows: list[dict[str, Any]] = []
     results = []
     for number, run in enumerate(runs):
@@ -270,7 +280,7 @@ def write_results(output: Path, settings: Settings, runs: Sequence[Run], remarks
         name = {"name": "process_name", "ph": "M", "pid": number, "args": {"name": run.engine}}
         rows += [name, *({**row, "pid": number} for row in run.summary.get("trace", ()))]
     about = {
-        "settings": {name: value for name, value in asdict(settings).items() if name != "engine"},
+        "settings": {name: value for name, value in asdict(settings[0]).items() if name != "engine"},
         "machine": machine(),
         "runs": [_finite(result) for result in results],
         "remarks": list(remarks),
@@ -278,7 +288,17 @@ def write_results(output: Path, settings: Settings, runs: Sequence[Run], remarks
     results_path, trace_path = output / "results.json", output / "trace.json"
     results_path.write_text(json.dumps(about, indent=1), encoding="utf-8")
     trace_path.write_text(json.dumps({"traceEvents": rows, "displayTimeUnit": "ms"}), encoding="utf-8")
-    return [results_path, trace_path]
+    title = _heading(settings[0])
+    page = write_html(
+        output / "curves.html",
+        title=title,
+        losses=losses,
+        deviations=deviations,
+        milliseconds=milliseconds,
+        table=table,
+        remarks=remarks,
+    )
+    return [page, results_path, trace_path]
 
 
 def machine() -> dict[str, Any]:

@@ -1,1 +1,1 @@
-"""Reports that people read."""
+"""Reports that people read: tables and curves of training runs."""

@@ -7,6 +7,7 @@ import importlib.metadata
 import io
 import json
 import math
+import os
 import sys
 from dataclasses import asdict, replace
 from pathlib import Path
@@ -39,7 +40,8 @@ TINY_FLAGS = ["--layers=1", "--heads=2", "--width=16", "--block=8", "--batch=2",
 
 def finished_run(engine: str, losses: list[float], weights: str = "a") -> demo.Run:
     summary = {
-        "time_to_second_step": 1.0,
+        "time_to_first_step": 1.0,
+        "time_to_full_speed": 1.5,
         "steps_per_second": 2.0,
         "peak_memory_bytes": 2**20,
         "capture_seconds": None,
@@ -68,6 +70,9 @@ def test_eager_and_aten_agree_to_the_last_bit_and_everything_is_written(
     assert aten["summary"]["capture_seconds"] > 0
     names = {row["name"] for row in json.loads((tmp_path / "trace.json").read_text())["traceEvents"]}
     assert {"process_name", "step", "capture", "partition"} <= names
+    page = (tmp_path / "curves.html").read_text()
+    assert page.count("<svg") == 3
+    assert "<script" not in page and "<link" not in page and "src=" not in page
 
 
 @pytest.mark.slow
@@ -142,18 +147,11 @@ def test_the_comparison_judges_aten_by_bits_and_inductor_by_its_first_fifty_step
     assert demo.compare([eager, finished_run("torch.compile", [2.1] * 60)])[1]
 
 
-def test_deviations_of_losses_that_are_no_numbers() -> None:
-    assert demo.relative_deviations([1.0, 3.0, 0.0], [1.0, 2.0, 0.0]) == (0.0, 0.5, 0.0)
-    assert demo.relative_deviations([math.nan], [math.nan]) == (0.0,)
-    assert demo.relative_deviations([math.nan], [1.0]) == (math.inf,)
-    assert demo.relative_deviations([1e-9], [0.0]) == (math.inf,)
-
-
 def test_a_run_that_blew_up_is_still_written(tmp_path: Path) -> None:
     runs = [finished_run("eager", [2.0, math.inf]), finished_run("dovetail-aten", [2.0, math.nan])]
-    remarks, agreed = demo.compare(runs)
+    table, (remarks, agreed) = demo.make_table(runs), demo.compare(runs)
     assert not agreed
-    demo.write_results(tmp_path, TINY, runs, remarks)
+    demo.write_results(tmp_path, [TINY], runs, table, remarks)
     text = (tmp_path / "results.json").read_text()
     assert "NaN" not in text and "Infinity" not in text
 
@@ -234,22 +232,45 @@ def test_a_worker_answers_line_by_line() -> None:
     assert ready == {"ready": True}
     assert len(first["losses"]) == 1 and len(rest["losses"]) == 3
     assert summary["final_loss"] == rest["losses"][-1]
-    assert 0 < summary["time_to_second_step"] < 50
+    assert 0 < summary["time_to_first_step"] < summary["time_to_full_speed"] < 50
     assert summary["peak_memory_bytes"] > 2**20
     assert [row["name"] for row in summary["trace"] if row["ph"] == "X"] == ["step"] * 4
     assert summary["trace"][0]["args"] == {"name": "training (MainThread)"}
 
 
-def test_progress_is_a_few_lines() -> None:
+def test_without_a_terminal_progress_is_a_few_lines() -> None:
     stream = io.StringIO()
     run = demo.Run("eager")
-    progress = demo.Progress(100, stream)
-    for _ in range(100):
-        run.losses.append(1.0)
-        progress.show([run], "")
+    with demo.Progress(100, stream) as progress:
+        for _ in range(100):
+            run.losses.append(1.0)
+            progress.show([run], "")
     lines = stream.getvalue().splitlines()
     assert len(lines) <= 12
     assert "100%" in lines[-1] and "eager 1.0000" in lines[-1]
+
+
+@pytest.mark.parametrize(("term", "columns"), [("xterm", 0), ("xterm", 40), ("dumb", 80)])
+def test_a_terminal_that_cannot_write_a_line_anew_gets_lines(
+    term: str, columns: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Terminal(io.StringIO):
+        def isatty(self) -> bool:
+            return True
+
+        def fileno(self) -> int:
+            return 2
+
+    monkeypatch.setenv("TERM", term)
+    monkeypatch.setattr(os, "get_terminal_size", lambda _: os.terminal_size((columns, 24)))
+    stream = Terminal()
+    with demo.Progress(4, stream) as progress:
+        progress.show([demo.Run("eager")], "x" * 100)
+    lines = stream.getvalue().splitlines()
+    if term == "dumb":
+        assert lines == [line for line in lines if line.startswith("[") and line.endswith("x" * 100)]
+    else:
+        assert stream.getvalue().startswith("\r\x1b[K") and len(lines[-1]) == len("\x1b[K") + (columns or 80) - 1
 
 
 def test_version(capsys: pytest.CaptureFixture[str]) -> None:
