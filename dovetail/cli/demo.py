@@ -144,7 +144,11 @@ def _start(settings: Settings, logs: Path) -> Any:
     """Start an engine's process and wait until its model is built."""
     with tempfile.TemporaryDirectory(prefix="dovetail-demo-") as cache:
         # What an earlier run has kept on disk would make the time to the first step meaningless.
-        environment = {**os.environ, "TORCHINDUCTOR_CACHE_DIR": f"{cache}/inductor", "DOVETAIL_CACHE_DIR": f"{cache}/dovetail"}
+        environment = {
+            **os.environ,
+            "TORCHINDUCTOR_CACHE_DIR": f"{cache}/inductor",
+            "DOVETAIL_CACHE_DIR": f"{cache}/dovetail",
+        }
         command = [sys.executable, "-m", "dovetail.cli.worker"]
         with start_worker(command, logs / f"{settings.engine}.log", environment) as worker:
             worker.ask(asdict(settings))

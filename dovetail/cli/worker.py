@@ -28,8 +28,8 @@ from dovetail.cli.text import read_text
 from dovetail.events import EventLog
 from dovetail.reports.event_logs import trace_rows
 
-#: The engines take turns, so none may compile while another one trains: after this many steps each waits for its kernels. The second
-#: step is the first that finds the optimizer's state, and so the first whose kernels are those of all later ones.
+#: The engines take turns, so none may compile while another one trains: after this many steps each waits for its kernels. The
+#: second step is the first that finds the optimizer's state, and so the first whose kernels are those of all later ones.
 SETTLED_AFTER = 2
 
 
