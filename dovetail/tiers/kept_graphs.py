@@ -22,6 +22,7 @@ from dovetail.aot.joint_graph import JointGraph
 from dovetail.aot.steps import Lowering, Table, decomposes
 from dovetail.artefacts.allow_list import check_arguments
 from dovetail.artefacts.arguments import decode_argument, encode_argument, value_named
+from dovetail.backends.inductor.float_inputs import NUMBER_FUNCTIONS
 from dovetail.errors import ArtefactError
 from dovetail.passes.decompose import ABOUT_THE_VALUE, mark_read_by_gradients, origins_of
 from dovetail.quirks.registry import QUIRKS
@@ -29,10 +30,15 @@ from dovetail.tiers.flat_graph import encode_value, name_of, operator_named
 from dovetail.tiers.unportable import UnportableError
 from dovetail.torch_private import inductor_cache as private_cache
 from dovetail.torch_private import inductor_code as private_code
+from dovetail.torch_private import sizes as private_sizes
 from dovetail.torch_private import state as private_state
 from dovetail.torch_private import tensors as private_tensors
 from dovetail.torch_private import tracing as private_tracing
 
+#: The value of a node is a float that changes from call to call.
+_CHANGES = "changes"
+#: The names of functions of such numbers.
+_NAMES: dict[Any, str] = {function: name for name, function in NUMBER_FUNCTIONS.items()}
 #: Where the settings of a backend can be written down.
 SETTINGS: dict[str, Callable[[], str | None]] = {"inductor": private_code.settings_as_text}
 
@@ -54,10 +60,13 @@ def decompose_once(lowering: Lowering, table: Table) -> torch.fx.GraphModule | N
         except Exception:  # noqa: BLE001  (whatever lies under the key: the graph is decomposed, and the entry written anew)
             reason = "the entry of the graph cannot be read"
     private_cache.look_no_further(reason)
+    environment = joint.fake_mode.shape_env
+    before = private_sizes.count_of_assumptions(environment)
     for hook in reversed(list(steps.decomposes)):
         module = None if hook is decompose_once else hook(lowering, table)
         if module is not None:
-            _keep(key, joint, module, table)
+            if private_sizes.count_of_assumptions(environment) == before:
+                _keep(key, joint, module, table)
             return module
     return None
 
@@ -94,7 +103,10 @@ def encoded_graph(graph: torch.fx.Graph) -> list[Any]:
 def _encoded_node(node: torch.fx.Node) -> list[Any]:
     if node.op not in ("placeholder", "call_function"):
         raise UnportableError(f"{node.name} is a node of kind {node.op}")
-    target = node.target if node.op == "placeholder" else name_of(node.target)
+    if node.op == "placeholder":
+        target: Any = node.target
+    else:
+        target = _NAMES.get(node.target) or name_of(node.target)
     kwargs = [[name, encode_argument(item)] for name, item in node.kwargs.items()]
     return [node.op, node.name, target, [encode_argument(item) for item in node.args], kwargs]
 
@@ -105,6 +117,8 @@ def _facts(value: Any, memories: dict[int, int]) -> Any:
         return [type(value).__name__, *(_facts(item, memories) for item in value)]
     if type(value) is float:
         return value.hex()
+    if isinstance(value, torch.SymFloat):
+        return _CHANGES
     facts = encode_value(value)
     if isinstance(value, torch.Tensor):
         facts["memory"] = memories.setdefault(int(value.untyped_storage()._cdata), len(memories))
@@ -175,7 +189,10 @@ def decoded(joint: JointGraph, data: list[Any]) -> torch.fx.GraphModule:
                     memories.setdefault(entry[2]["memory"], value.untyped_storage())
             else:
                 node = _decoded_call(graph, entry, old, known)
-                node.meta["val"] = _value(joint, node, entry[6], memories)
+                if entry[6] == _CHANGES:
+                    node.meta["val"] = _number(node, old[entry[5]])
+                else:
+                    node.meta["val"] = _value(joint, node, entry[6], memories)
             if node.name != entry[1]:
                 raise UnportableError(f"{entry[1]!r} is not a name that a node can have")
             known[node.name] = node
@@ -193,11 +210,24 @@ def _decoded_call(
     _, name, target, args, kwargs, origin, _ = entry
     arguments = tuple(decode_argument(item, known.__getitem__) for item in args)
     named = {key: decode_argument(item, known.__getitem__) for key, item in kwargs}
-    operator_found = operator_named(target)
+    operator_found = NUMBER_FUNCTIONS.get(target) or operator_named(target)
     check_arguments(operator_found, len(arguments), list(named))
     node = graph.create_node("call_function", operator_found, arguments, named, name=name)
     node.meta = {key: item for key, item in old[origin].meta.items() if key not in ABOUT_THE_VALUE}
     return node
+
+
+def _number(node: torch.fx.Node, origin: torch.fx.Node) -> torch.SymFloat:
+    """The number that a node computes: that of the joint graph's node, or one that a decomposition has made of other numbers."""
+    value = origin.meta.get("val")
+    if not isinstance(value, torch.SymFloat):
+        values: Any = torch.fx.node.map_arg(node.args, lambda argument: argument.meta["val"])
+        if node.target not in _NAMES or not any(isinstance(item, torch.SymFloat) for item in values):
+            raise UnportableError(f"{node.name} computes no number that changes")
+        value = node.target(*values)  # type: ignore[operator]
+    if not isinstance(value, torch.SymFloat):
+        raise UnportableError(f"{node.name} is no number that changes")
+    return value
 
 
 def _value(joint: JointGraph, node: torch.fx.Node, facts: Any, memories: dict[int, Any]) -> Any:

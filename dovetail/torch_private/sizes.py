@@ -182,6 +182,11 @@ def has_data_geometry(value: object) -> bool:
     return any(map(is_data_number, (*value.shape, *value.stride(), value.storage_offset())))
 
 
+def count_of_assumptions(environment: ShapeEnv) -> tuple[int, int, int]:
+    """Numbers that change when something more is assumed of a symbol."""
+    return len(environment.guards), len(deferred_assumptions(environment)), len(environment.replacements)
+
+
 def deferred_assumptions(environment: ShapeEnv, truths: Set[Any] = frozenset()) -> list[Any]:
     """What a shape environment assumed about sizes that are made of data, as expressions; each once. That ``truths`` are 0 or
     1 is no assumption.

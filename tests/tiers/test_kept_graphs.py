@@ -30,6 +30,7 @@ from dovetail.tiers import choice, kept_graphs, process, swap
 from dovetail.tiers.unportable import UnportableError
 from dovetail.torch_private.inductor_cache import NotCachedError, only_from_cache
 from tests.differential import same
+from tests.tiers.fakes import FakeWorker
 
 pytestmark = pytest.mark.usefixtures("own_cache")
 
@@ -85,6 +86,56 @@ def test_a_graph_read_again_is_the_same_graph(number: int) -> None:
     assert kept_graphs._means(again.graph_module) == kept_graphs._means(made.graph_module)
     assert facts(again) == facts(made)
     again.lint()
+
+
+def step_with_a_schedule(monkeypatch: pytest.MonkeyPatch) -> Lowering:
+    """The compilation of a whole step whose learning rate and counts of steps change."""
+    seen: list[Lowering] = []
+    key_of_graph = kept_graphs.key_of_graph
+    model = nn.Linear(4, 2)
+    optimizer = torch.optim.AdamW(model.parameters())
+
+    def step(x: torch.Tensor) -> torch.Tensor:
+        loss = model(x).square().mean()
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        return loss.detach()
+
+    def key(lowering: Lowering) -> str:
+        seen.append(lowering)
+        return key_of_graph(lowering)
+
+    compiled = dovetail.compile(step, backend="inductor", fullgraph=True)
+    with monkeypatch.context() as changed:
+        changed.setattr(kept_graphs, "key_of_graph", key)
+        changed.setattr(process, "worker", FakeWorker)
+        changed.delenv(choice.SWITCH, raising=False)
+        for number in range(3):
+            optimizer.param_groups[0]["lr"] = 0.1 / (number + 1)
+            compiled(torch.ones(3, 4))
+    return seen[-1]
+
+
+def test_a_graph_whose_numbers_change_read_again_is_the_same_graph(monkeypatch: pytest.MonkeyPatch) -> None:
+    lowering = step_with_a_schedule(monkeypatch)
+    assert choice.has_changing_numbers(lowering.joint)
+    made = decompose(lowering).joint
+    assert any(isinstance(node.meta.get("val"), torch.SymFloat) for node in made.graph.nodes)
+    with only_from_cache(ours=True):
+        again = decompose(lowering).joint
+    assert kept_graphs._means(again.graph_module) == kept_graphs._means(made.graph_module)
+    assert facts(again) == facts(made)
+    again.lint()
+
+
+def test_a_graph_for_which_a_number_was_looked_at_is_not_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+    lowering = step_with_a_schedule(monkeypatch)
+    cache.clear()
+    counts = iter([(0, 0, 0), (1, 0, 0)])
+    monkeypatch.setattr(kept_graphs.private_sizes, "count_of_assumptions", lambda environment: next(counts))
+    decompose(lowering)
+    assert not [entry for entry in cache.ls() if entry.kind == "graphs"]
 
 
 def facts(joint: JointGraph) -> list[Any]:

@@ -47,6 +47,9 @@ _NUMBERS: dict[Any, Any] = {
     real_power: _aten.pow.Tensor_Tensor,
 }
 
+#: The same functions by name.
+NUMBER_FUNCTIONS: dict[str, Any] = {f"number.{function.__name__}": function for function in _NUMBERS}
+
 
 def floats_as_tensors(graph: torch.fx.GraphModule) -> None:
     """Rewrite ``graph`` so that it reads no float from a tensor; raises :class:`BackendError` if its meaning would change."""
