@@ -14,7 +14,7 @@ from typing import Any
 import torch
 
 from dovetail.frontend.code.frame import Break
-from dovetail.frontend.interpreter.call_tables import SEARCHES, WRITERS, check_loading, runs_natively
+from dovetail.frontend.interpreter.call_tables import LOOKUPS, SEARCHES, WRITERS, check_loading, runs_natively
 from dovetail.frontend.interpreter.callbacks import callback_codes, watched
 from dovetail.frontend.interpreter.generator import InterpretedGenerator
 from dovetail.frontend.interpreter.lookup import class_attribute, python_method
@@ -338,17 +338,18 @@ class Containers(TracingInterpreter):
 
     def call_container_method(self, owner: Any, function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         name = function.__name__
-        if name in SEARCHES and isinstance(owner, list) and args and not kwargs:
+        count = 0 if kwargs else len(args)
+        if isinstance(owner, list) and 0 < count <= SEARCHES.get(name, 0):
             return self.search(owner, name, args)
         args = self._with_keys(owner, name, args)
-        if isinstance(owner, dict) and name in ("get", "__getitem__", "__contains__") and args:
+        if isinstance(owner, dict) and 0 < count <= LOOKUPS.get(name, 0):
             return self._look_up(owner, name, args)
-        if name == "__setitem__" and isinstance(owner, (list, dict)):
+        if name == "__setitem__" and isinstance(owner, (list, dict)) and count == 2:
             if isinstance(owner, list):
                 self.values.whole(owner)
             self.effects.set_item(owner, *args)
             return None
-        if name == "append" and type(owner) is list and len(args) == 1 and not kwargs:
+        if name == "append" and type(owner) is list and count == 1:
             self.effects.append(owner, args[0])
             return None
         if name == "pop" and isinstance(owner, set) and self.values.source_of(owner) is not None:

@@ -351,7 +351,7 @@ class NativeCalls(TracingInterpreter):
         handler = rule.get(type(owner).__dict__.get(name)) if type(owner) in (*LEAF_TYPES, torch.Size) else None
         if handler is not None:
             return handler(self, (owner, *args), kwargs)
-        if isinstance(owner, tuple) and name in SEARCHES and args:
+        if isinstance(owner, tuple) and not kwargs and 0 < len(args) <= SEARCHES.get(name, 0):
             return self.search(owner, name, args)
         if isinstance(owner, (frozenset, deque)):
             args = tuple(self.as_key(item, owner) for item in args)

@@ -71,8 +71,12 @@ class Operators(Containers):
         left = operands[0]
         if function in IN_PLACE and isinstance(left, (list, dict, set)):
             method = getattr(left, f"__{function.__name__}__", None)
-            if method is not None:
-                return self.call_container_method(left, method, operands[1:], {})
+            result = method and self.call_container_method(left, method, operands[1:], {})
+            if method is not None and result is not NotImplemented:
+                return result
+            is_handled, result = self._operate_python(IN_PLACE[function], operands)
+            if is_handled:
+                return result
         for item in operands:
             self.values.whole_deep(item)
         self.values.check_keys(operands)
