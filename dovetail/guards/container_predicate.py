@@ -20,6 +20,7 @@ HOOK_TABLES = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_back
 
 _SIZED_TYPES = frozenset({list, tuple, dict, set, frozenset, str, bytes, range, collections.OrderedDict})
 _CLASS_DATA = frozenset({"__annotations__", "__dict__", "__doc__", "__module__", "__slots__", "__weakref__"})
+_BY_COPIES = "__slotnames__"
 
 
 @dataclass(frozen=True)
@@ -157,6 +158,8 @@ class NoHooks(Predicate):
 class ClassBody(Predicate):
     """A class's own dictionary has the same names in the same order, and under them the same methods and other descriptors.
 
+    Nobody asked for ``__slotnames__``, which ``copy`` and ``pickle`` put there when they first see an object of the class.
+
     >>> class Pair:
     ...     kind = "plain"
     ...     def __len__(self): return 2
@@ -184,7 +187,8 @@ class ClassBody(Predicate):
         return ClassBody(tuple(table), tuple(methods), tuple(methods.values()), tuple(map(id, methods.values())))
 
     def holds(self, value: Any) -> bool:
-        return (*value,) == self.names and all(map(operator.is_, map(value.__getitem__, self.methods), self.values))
+        same_names = (*value,) in (self.names, (*self.names, _BY_COPIES))
+        return same_names and all(map(operator.is_, map(value.__getitem__, self.methods), self.values))
 
     def describe(self, name: str) -> str:
         return f"{name} has the same {len(self.names)} names and {len(self.methods)} methods"
@@ -204,5 +208,6 @@ class ClassBody(Predicate):
             return super().condition(writer, source, variable)
         take = writer.constant(operator.itemgetter(*self.methods), "take_")
         values, is_object = writer.constant(self.values, "methods_"), writer.constant(operator.is_, "is_object_")
-        same_names = f"(*{variable},) == {writer.constant(self.names, 'names_')}"
+        names = writer.constant((self.names, (*self.names, _BY_COPIES)), "names_")
+        same_names = f"(*{variable},) in {names}"
         return f"{same_names} and all(map({is_object}, {take}({variable}), {values}))"

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import abc
 import builtins
+import copy
 import decimal
 import enum
 import functools
 import logging
+import pickle
 import sys
 import types
 from collections.abc import Callable
@@ -377,3 +379,24 @@ def test_data_in_a_class_that_changes_at_every_call_does_not_grow_entries() -> N
         compiled(x)
     assert Kind.count == 20
     assert len(compiled_function(compiled).entries) <= 3
+
+
+@pytest.mark.parametrize("copies", [copy.copy, copy.deepcopy, lambda item: pickle.loads(pickle.dumps(item))])
+def test_what_copies_leave_in_a_class_compiles_nothing_anew(copies: Callable[[Any], Any]) -> None:
+    fresh: Any = type("Fresh", (Copied,), {"__module__": __name__, "twice": lambda self: self.factor * 2, "one": 1})
+    globals()["Fresh"] = fresh
+    compiled: Any = dovetail.compile(lambda x, item: x * item.twice() + item.one, backend="aten")
+    x, item = torch.ones(2), fresh()
+    for _ in range(3):
+        assert torch.equal(compiled(x, item), x * 6 + 1)
+        assert "__slotnames__" in vars(type(copies(item)))
+    assert len(compiled.entries) == 1
+    fresh.twice = lambda self: self.factor * 5
+    assert torch.equal(compiled(x, item), x * 15 + 1)
+    fresh.twice = property(lambda self: lambda: 7)
+    assert torch.equal(compiled(x, item), x * 7 + 1)
+
+
+class Copied:
+    def __init__(self) -> None:
+        self.factor = 3

@@ -53,6 +53,14 @@ def _reference(interpreter: TracingInterpreter, function: Any, args: Arguments, 
     return interpreter.values.read(referent, None if source is None else ReferentSource(source))
 
 
+@rule(weakref.ref)
+def _make_reference(interpreter: TracingInterpreter, args: Arguments, kwargs: Keywords) -> Any:
+    if len(args) > 1 and args[1] is not None:
+        # The callback runs when the object is gone, maybe long after the capture, which keeps its tensors alive.
+        raise LetGo("a weak reference has a callback", "make the reference outside of the function", resumable=False)
+    return interpreter.native(weakref.ref, args, kwargs)
+
+
 _CONTAINERS = (weakref.WeakSet, weakref.WeakValueDictionary, weakref.WeakKeyDictionary)
 _NAMES = ("add", "update", "setdefault", "__init__", "__setitem__", "__ior__")
 _STORES = frozenset(getattr(kind, name) for kind in _CONTAINERS for name in _NAMES if name in vars(kind))

@@ -10,6 +10,8 @@ import torch
 from dovetail.frontend.code.frame import Break
 from dovetail.frontend.protocol import TracingInterpreter
 from dovetail.frontend.rules import Arguments, Keywords, method_rule
+from dovetail.rules.torch.branches_on_data import assert_in_graph, may_assert
+from dovetail.torch_private import tensors as private_tensors
 
 
 @method_rule(*("full", "full_like", "new_full", "fill", "fill_", "masked_fill", "masked_fill_", "scalar_tensor", "pad"))
@@ -29,5 +31,14 @@ def _fill(interpreter: TracingInterpreter, function: Any, args: Arguments, kwarg
 
 @method_rule("one_hot")
 def _one_hot(interpreter: TracingInterpreter, function: Any, args: Arguments, kwargs: Keywords) -> Any:
-    """Traced, torch compares with the numbers of the classes, and keeps strides that eager's kernel does not keep."""
+    """Traced, torch compares with the numbers of the classes: without eager's check of them, and with strides of its own."""
+    given = (*args, *kwargs.values())
+    indices = next((item for item in given if isinstance(item, torch.Tensor)), None)
+    classes = next((item for item in given if isinstance(item, (int, torch.SymInt))), -1)
+    # Under vmap, eager does not check either.
+    if indices is not None and classes != -1 and not private_tensors.is_functorch_wrapped(indices):
+        if not may_assert(interpreter):
+            raise Break("one_hot checks the classes that it is given", "call it outside of the function")
+        fits = (indices >= 0) & (indices < classes)
+        assert_in_graph(fits.all(), "the classes of one_hot are in their range")
     return interpreter.native(function, args, kwargs).contiguous()

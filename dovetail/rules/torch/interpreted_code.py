@@ -34,16 +34,16 @@ interpret_modules(
     # They call one another, and those of the user.
     "torch.utils.data.dataset",
 )
-# Generator functions of torch that are interpreted although their module is not: the graph may break while they are suspended,
-# and what they change is state that a capture makes again and takes back.
-INTERPRETED_GENERATORS = frozenset({inspect.unwrap(torch.backends.cudnn.flags)})
+# Functions of torch that are interpreted although their module is not: of a generator function, the graph may break while it is
+# suspended, and what it changes is state that a capture makes again and takes back; others say the name of what they are given.
+_INTERPRETED = frozenset({inspect.unwrap(torch.backends.cudnn.flags), torch.typename})
 _NO_CLASSES_OF_USERS = frozenset({int, float, bool, str, bytes, tuple, list, dict, set, type(None)})
 
 
 @interpreted_rule
 def _reaches_user_code(function: types.FunctionType, args: Arguments, kwargs: Keywords) -> bool:
     return (
-        function in INTERPRETED_GENERATORS
+        function in _INTERPRETED
         or (is_overridable(function) and any(map(calls_user_code, (*args, *kwargs.values()))))
         or is_method_of_users_class(function, args)
     )

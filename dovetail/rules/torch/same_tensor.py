@@ -44,6 +44,11 @@ def _dequantize(interpreter: TracingInterpreter, function: object, args: Argumen
     return interpreter.call_torch(torch.Tensor.to, (value, torch.float32), {})
 
 
+@rule(torch.quantize_per_tensor, torch.quantize_per_tensor_dynamic, torch.quantize_per_channel)
+def _quantize(interpreter: TracingInterpreter, args: Arguments, kwargs: Keywords) -> object:
+    raise Break("no traced tensor is quantized", "quantize outside of the function, or use fake_quantize")
+
+
 @method_rule("unsafe_chunk", "unsafe_split", "unsafe_split_with_sizes")
 def _pieces(interpreter: TracingInterpreter, function: object, args: Arguments, kwargs: Keywords) -> object:
     raise Break("unsafe pieces share memory with a tensor that their operator does not name", "use chunk or split")

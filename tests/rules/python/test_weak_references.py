@@ -97,3 +97,37 @@ def test_a_container_of_what_existed_before() -> None:
 
     compiled = dovetail.compile(program, backend="aten")
     same([torch.ones(2), torch.ones(2) * 2], [compiled(torch.ones(2)), compiled(torch.ones(2))])
+
+
+class Holder:
+    pass
+
+
+@pytest.mark.filterwarnings("ignore::dovetail.errors.EagerFallbackWarning")
+@pytest.mark.parametrize("is_own", [True, False])
+@pytest.mark.parametrize("lets_go", [True, False])
+def test_callbacks_are_called_when_the_object_goes(is_own: bool, lets_go: bool, capfd: Any) -> None:
+    def calls(wrap: Any) -> list[int]:
+        gone: list[int] = []
+        references = []
+        holder: Any = Holder()
+
+        def program(x: torch.Tensor) -> Any:
+            value = x + 1
+            references.append(weakref.ref(value if is_own else holder, lambda _: gone.append(len(gone))))
+            return x * 2 if lets_go else (value, x * 2)
+
+        compiled, counts = wrap(program), []
+        for _ in range(2):
+            result = compiled(torch.ones(2))
+            counts.append(len(gone))
+            del result
+            counts.append(len(gone))
+        references.append(None)
+        holder = None
+        return [*counts, len(gone)]
+
+    expected = calls(lambda program: program)
+    assert calls(dovetail.compile(backend="aten")) == expected
+    # What a callback raises is written, and nobody hears of it.
+    assert "Exception ignored" not in capfd.readouterr().err

@@ -55,3 +55,20 @@ def test_what_the_users_function_reads_is_guarded(monkeypatch) -> None:
     monkeypatch.setitem(globals(), "SCALE", 5.0)
     assert torch.equal(compiled(*given), loss(distance)(*given))
     assert not torch.equal(compiled(*given), before)
+
+
+class Named:
+    def __init__(self) -> None:
+        self.size = 1
+
+
+@pytest.mark.parametrize(
+    "item",
+    [Named, Named(), distance, Distance, Distance(), Distance().forward, functools.partial, len, 3, torch.ones(1)],
+)
+def test_the_name_of_what_torch_is_given(item) -> None:
+    def program(x):
+        return x + 1, torch.typename(item), torch.typename(x)
+
+    x = torch.ones(2)
+    assert dovetail.compile(program, backend="aten", fullgraph=True)(x)[1:] == program(x)[1:]
