@@ -20,7 +20,6 @@ HOOK_TABLES = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_back
 
 _SIZED_TYPES = frozenset({list, tuple, dict, set, frozenset, str, bytes, range, collections.OrderedDict})
 _CLASS_DATA = frozenset({"__annotations__", "__dict__", "__doc__", "__module__", "__slots__", "__weakref__"})
-_BY_COPIES = "__slotnames__"
 
 
 @dataclass(frozen=True)
@@ -158,8 +157,6 @@ class NoHooks(Predicate):
 class ClassBody(Predicate):
     """A class's own dictionary has the same names in the same order, and under them the same methods and other descriptors.
 
-    Nobody asked for ``__slotnames__``, which ``copy`` and ``pickle`` put there when they first see an object of the class.
-
     >>> class Pair:
     ...     kind = "plain"
     ...     def __len__(self): return 2
@@ -171,7 +168,8 @@ class ClassBody(Predicate):
     (True, False)
     """
 
-    names: tuple[str, ...]
+    #: As they were, and as they are once ``copy`` or ``pickle`` has seen an object of the class.
+    names: tuple[tuple[str, ...], tuple[str, ...]]
     methods: tuple[str, ...]
     values: tuple[Any, ...] = field(compare=False, repr=False)
     identities: tuple[int, ...]
@@ -184,23 +182,20 @@ class ClassBody(Predicate):
             for name, value in table.items()
             if name not in _CLASS_DATA and (name[:2] == name[-2:] == "__" or hasattr(type(value), "__get__"))
         }
-        return ClassBody(tuple(table), tuple(methods), tuple(methods.values()), tuple(map(id, methods.values())))
+        names, values = ((*table,), (*table, "__slotnames__")), tuple(methods.values())
+        return ClassBody(names, tuple(methods), values, tuple(map(id, values)))
 
     def holds(self, value: Any) -> bool:
-        same_names = (*value,) in (self.names, (*self.names, _BY_COPIES))
-        return same_names and all(map(operator.is_, map(value.__getitem__, self.methods), self.values))
+        return (*value,) in self.names and all(map(operator.is_, map(value.__getitem__, self.methods), self.values))
 
     def describe(self, name: str) -> str:
-        return f"{name} has the same {len(self.names)} names and {len(self.methods)} methods"
+        return f"{name} has the same {len(self.names[0])} names and {len(self.methods)} methods"
 
     def failure(self, name: str, value: Any) -> str:
-        changes = [f"new: {key}" for key in value if key not in self.names]
-        changes += [f"gone: {key}" for key in self.names if key not in value]
-        changes += [
-            f"changed: {key}"
-            for key, method in zip(self.methods, self.values, strict=True)
-            if key in value and value[key] is not method
-        ]
+        changes = [f"new: {key}" for key in value if key not in self.names[1]]
+        changes += [f"gone: {key}" for key in self.names[0] if key not in value]
+        pairs = zip(self.methods, self.values, strict=True)
+        changes += [f"changed: {key}" for key, method in pairs if key in value and value[key] is not method]
         return f"`{name}` changed ({'; '.join(changes[:5]) or 'another order'})"
 
     def condition(self, writer: Writer, source: Source, variable: str) -> str:
@@ -208,6 +203,5 @@ class ClassBody(Predicate):
             return super().condition(writer, source, variable)
         take = writer.constant(operator.itemgetter(*self.methods), "take_")
         values, is_object = writer.constant(self.values, "methods_"), writer.constant(operator.is_, "is_object_")
-        names = writer.constant((self.names, (*self.names, _BY_COPIES)), "names_")
-        same_names = f"(*{variable},) in {names}"
+        same_names = f"(*{variable},) in {writer.constant(self.names, 'names_')}"
         return f"{same_names} and all(map({is_object}, {take}({variable}), {values}))"

@@ -74,8 +74,7 @@ WRITERS = frozenset(
     }
 )
 # Methods of lists and tuples that compare their items, and those of dictionaries that look a key up: the most arguments they take.
-SEARCHES = {"count": 1, "index": 3, "remove": 1}
-LOOKUPS = {"get": 2, "__getitem__": 1, "__contains__": 1}
+SEARCHES, LOOKUPS = {"count": 1, "index": 3, "remove": 1}, {"get": 2, "__getitem__": 1, "__contains__": 1}
 # Functions that compare what they are given, or its items, by ``==`` or by hash.
 COMPARING = frozenset({itertools.groupby, operator.countOf, operator.indexOf, dict.fromkeys})
 NATIVE_CALLABLES = (

@@ -30,6 +30,7 @@ from dovetail.frontend.interpreter.callbacks import callback_codes, watched
 from dovetail.frontend.interpreter.containers import HASHING
 from dovetail.frontend.interpreter.lookup import class_attribute
 from dovetail.frontend.interpreter.opaque import check_opaque, check_shown
+from dovetail.frontend.interpreter.operators import IN_PLACE
 from dovetail.frontend.interpreter.user_code import is_user_function
 from dovetail.frontend.protocol import TracingInterpreter
 from dovetail.frontend.rules import (
@@ -62,12 +63,8 @@ _TAKING_INDICES = frozenset({range, bin, hex, oct, chr, operator.mul, operator.i
 _SHOWING = frozenset({str, repr, ascii, format})
 _UNBOUND_METHODS = (types.MethodDescriptorType, types.WrapperDescriptorType, types.ClassMethodDescriptorType)
 _WRITING_SLOTS = frozenset(
-    {
-        *("__init__", "__setattr__", "__delattr__", "__setitem__", "__delitem__", "__set__", "__delete__"),
-        *(f"__i{name}__" for name in ("add", "sub", "mul", "matmul", "truediv", "floordiv", "mod", "pow")),
-        *(f"__i{name}__" for name in ("lshift", "rshift", "and", "xor", "or")),
-    }
-)
+    ("__init__", "__setattr__", "__delattr__", "__setitem__", "__delitem__", "__set__", "__delete__")
+) | {f"__{function.__name__}__" for function in IN_PLACE}
 _IMMUTABLE = (tuple, frozenset, re.Pattern, re.Match)
 
 

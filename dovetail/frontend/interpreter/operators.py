@@ -71,11 +71,8 @@ class Operators(Containers):
         left = operands[0]
         if function in IN_PLACE and isinstance(left, (list, dict, set)):
             method = getattr(left, f"__{function.__name__}__", None)
-            result = method and self.call_container_method(left, method, operands[1:], {})
-            if method is not None and result is not NotImplemented:
-                return result
-            is_handled, result = self._operate_python(IN_PLACE[function], operands)
-            if is_handled:
+            result = self.call_container_method(left, method, operands[1:], {}) if method else NotImplemented
+            if result is not NotImplemented:
                 return result
         for item in operands:
             self.values.whole_deep(item)
