@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -13,6 +14,7 @@ from dovetail.torch_private import kernels as private_kernels
 from dovetail.torch_private import sizes as private_sizes
 from dovetail.trace.overrides import FUNCTIONAL, GRAPHS, WRITES, RefusedOperatorError, Run
 from dovetail.trace.repeats import draws_random_numbers
+from dovetail.trace.trace import open_trace
 
 _aten = torch.ops.aten
 SAME_DTYPE = frozenset(
@@ -110,8 +112,20 @@ def counted_writes_to_lists(run: Run, operator: Any, args: Sequence[Any], kwargs
     return NotImplemented
 
 
-def _strides(tensor: torch.Tensor) -> list[int]:
+def strides_of(tensor: torch.Tensor) -> list[int]:
+    """The strides of a tensor, symbolic ones as they are now."""
     return list(map(private_sizes.hint, tensor.stride()))
+
+
+def _has_default_strides(tensor: torch.Tensor) -> bool:
+    """Whether a tensor has the strides of a new one. Those of an empty result are not what the fake kernel says."""
+    return 0 not in tensor.shape and strides_of(tensor) == new_strides(tensor.shape)
+
+
+def new_strides(shape: Sequence[Any]) -> list[int]:
+    """The strides of a new tensor."""
+    sizes = [max(private_sizes.hint(size), 1) for size in shape]
+    return [math.prod(sizes[at + 1 :]) for at in range(len(sizes))]
 
 
 @quirk(
@@ -119,6 +133,7 @@ def _strides(tensor: torch.Tensor) -> list[int]:
     example={
         "masked_fill_": lambda: Example(lambda x: (x * 1).masked_fill_(x > 1, 0), [(torch.rand(3, 4).t(),)], order=0),
         "cumsum_": lambda: Example(lambda x: (x * 1).cumsum_(0), [(torch.rand(3, 4).t(),)], order=0),
+        "one row": lambda: Example(lambda x: (x.t().mul_(2), x.detach())[1], [(torch.rand(1, 2),)], order=0),
     },
 )
 def written_keeps_its_strides(run: Run, operator: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
@@ -128,13 +143,78 @@ def written_keeps_its_strides(run: Run, operator: Any, args: Sequence[Any], kwar
     if functional is None or not isinstance(target, torch.Tensor) or target.layout is not torch.strided:
         return NotImplemented
     is_view = torch.Tag.inplace_view in operator.tags
-    if is_view or operator is _aten.copy_.default or target.is_contiguous() or draws_random_numbers(operator):
+    if is_view or operator is _aten.copy_.default or draws_random_numbers(operator) or _has_default_strides(target):
         return NotImplemented
     value = run(functional, args, kwargs)
-    if not isinstance(value, torch.Tensor) or value.dtype != target.dtype or _strides(value) == _strides(target):
+    lies_alike = isinstance(value, torch.Tensor) and 0 not in target.shape and strides_of(value) == strides_of(target)
+    if lies_alike or not isinstance(value, torch.Tensor) or value.dtype != target.dtype:
         # The value leaves the graph as dead code.
         return NotImplemented
     run(_aten.copy_.default, (target, value), {})
+    return target
+
+
+def _product_into(target: Callable[[torch.Tensor], torch.Tensor]) -> Callable[[], Example]:
+    generator = torch.Generator().manual_seed(0)
+    left, right, x = (torch.randn(*shape, generator=generator) for shape in ((9, 33), (33, 17), (9, 17)))
+    return lambda: Example(lambda x: target(x).addmm_(left, right), [(x,)], order=0)
+
+
+def _too_small(x: torch.Tensor) -> torch.Tensor:
+    return x.sum().addr_(x, x)
+
+
+@quirk(FUNCTIONAL, _aten.addr_.default, example=lambda: Example(_too_small, [(torch.ones(3),)], order=0))
+def outer_product_of_its_size(run: Run, operator: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
+    """Refuse to add an outer product to a tensor of another size, as eager does; the functional operator would expand it."""
+    target, *vectors = args
+    if tuple(target.shape) != tuple(item.shape[0] for item in vectors):
+        raise RuntimeError(f"size mismatch, input: {tuple(target.shape)}")
+    return NotImplemented
+
+
+_PRODUCTS = (_aten.addmm_.default, _aten.addbmm_.default, _aten.baddbmm_.default, _aten.addmv_.default)
+#: Kernels round in another way at an address that is not a multiple of this.
+_ALIGNMENT = 64
+
+
+def is_aligned(tensor: torch.Tensor) -> bool:
+    """Whether a tensor begins in its memory where a new one may begin."""
+    return bool(private_sizes.hint(tensor.storage_offset()) * tensor.element_size() % _ALIGNMENT == 0)
+
+
+@quirk(
+    FUNCTIONAL,
+    *_PRODUCTS,
+    example={
+        "transposed": _product_into(lambda x: (x.t() * 1).contiguous().t()),
+        "with gaps": _product_into(lambda x: torch.stack([x, x], -1)[..., 0]),
+    },
+)
+def product_where_it_is_written(run: Run, operator: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
+    """Multiply transposed operands where the target is transposed, as the kernel does; the functional kernel writes rows.
+
+    A target with gaps is computed as a transposed one. What rounds in a way of its own is refused.
+    """
+    target, *operands = args
+    trace = open_trace()
+    if trace is None or not trace.settings.exact or target.device.type != "cpu" or not target.is_floating_point():
+        return NotImplemented
+    if target.is_contiguous() and is_aligned(target):
+        return NotImplemented
+    turned_shape, turned_strides = list(target.shape), strides_of(target)
+    for numbers in (turned_shape, turned_strides):
+        numbers[-2:] = numbers[:-3:-1]
+    is_turned = is_aligned(target) and turned_strides == new_strides(turned_shape)
+    if target.dim() == 1 or not (is_turned or (target.dim() == 2 and 1 not in turned_strides)):
+        raise RefusedOperatorError(
+            f"{operator} rounds in another way in memory with gaps or at an odd address",
+            advice="multiply into a new tensor, and copy it there",
+        )
+    left, right = (run(_aten.transpose.int, (item, -1, -2), {}) for item in operands)
+    turned = run(_aten.transpose.int, (target, -1, -2), {})
+    value = run(private_kernels.functional_form(operator), (turned, right, left), kwargs)
+    run(_aten.copy_.default, (target, run(_aten.transpose.int, (value, -1, -2), {})), {})
     return target
 
 

@@ -34,10 +34,6 @@ def _prod_of_dimension(node: Any) -> Any:
     return functools.partial(_prod(node), dim=_saved(node, "dim"), keepdim=_saved(node, "keepdim"))
 
 
-def _ormqr(node: Any) -> Any:
-    return functools.partial(torch.ormqr, left=_saved(node, "left"), transpose=_saved(node, "transpose"))
-
-
 def _cumprod(node: Any) -> Any:
     return functools.partial(torch.cumprod, dim=_saved(node, "dim"))
 
@@ -47,7 +43,7 @@ def _plain(function: Callable[..., torch.Tensor]) -> Any:
 
 
 _MASKED_FILL = "MaskedFillBackward1"
-# Found by running torch's operator database bitwise; all differ by rounding, ormqr by the strides of its gradient.
+# Found by running torch's operator database bitwise; all differ by rounding.
 FIRST_ORDER: Formulas = {
     "MaxBackward1": (("self",), _plain(torch.max)),
     "MinBackward1": (("self",), _plain(torch.min)),
@@ -55,7 +51,6 @@ FIRST_ORDER: Formulas = {
     "NanmedianBackward0": (("self",), _plain(torch.nanmedian)),
     "ProdBackward0": (("self",), _prod),
     "ProdBackward1": (("self",), _prod_of_dimension),
-    "OrmqrBackward0": (("self", "input2", "input3"), _ormqr),
     _MASKED_FILL: (("mask",), _plain(torch.masked_fill)),
 }
 # Their gradient is traced as in eager, the gradient of that is not.
@@ -89,11 +84,6 @@ def _of(function: Callable[[torch.Tensor], torch.Tensor], order: int = 1) -> Cal
     return lambda: Example(function, [(_transposed(),)], order=order)
 
 
-def _reflected() -> Example:
-    square = torch.arange(1.0, 10.0).sin().reshape(3, 3).t()
-    return Example(lambda x: torch.ormqr(x, x.diagonal(), x), [(square,)])
-
-
 @quirk(
     GRADIENTS,
     example={
@@ -103,7 +93,6 @@ def _reflected() -> Example:
         "nanmedian": _of(torch.nanmedian),
         "prod": _of(torch.prod),
         "prod of a dimension": _of(lambda x: x.prod(-1)),
-        "ormqr": _reflected,
         "masked_fill": lambda: Example(lambda x: x.masked_fill(x > 0.0, x.mean()), [(torch.arange(1.0, 100.0).sin(),)]),
     },
 )
@@ -122,6 +111,50 @@ def eager_gradient_formula(request: GradientRequest) -> contextlib.AbstractConte
 def eager_second_formula(request: GradientRequest) -> contextlib.AbstractContextManager[None]:
     """Use eager's formula for the gradients of ``SECOND_ORDER`` where they will be differentiated."""
     return _with_formulas(request, SECOND_ORDER if request.twice else {})
+
+
+#: By the name of a node: the saved value like which eager lays out its first gradient; traced, it is contiguous.
+_LAID_OUT_LIKE = {
+    "OrmqrBackward0": "self",
+    "LinalgHouseholderProductBackward0": "input",
+    "MaskedSelectBackward0": "self",
+}
+
+
+def _square(function: Callable[[torch.Tensor], torch.Tensor]) -> Callable[[], Example]:
+    return lambda: Example(function, [(torch.arange(1.0, 10.0).sin().reshape(3, 3).t(),)])
+
+
+@quirk(
+    GRADIENTS,
+    example={
+        "ormqr": _square(lambda x: torch.ormqr(x, x.detach().diagonal(), x.detach())),
+        "householder_product": _square(lambda x: torch.linalg.householder_product(x, x.detach().diagonal())),
+        "masked_select": lambda: Example(
+            lambda x: x.masked_select(x > 0), [(_transposed(),)], options={"fullgraph": True}
+        ),
+    },
+)
+@contextlib.contextmanager
+def eager_gradient_layout(request: GradientRequest) -> Iterator[None]:
+    """Lay out the first gradient of a node of ``_LAID_OUT_LIKE`` as eager does."""
+    with contextlib.ExitStack() as stack:
+        for node in autograd_nodes(request.roots):
+            if node.name() in _LAID_OUT_LIKE:
+                value = _saved(node, _LAID_OUT_LIKE[node.name()])
+                stack.callback(node.register_hook(functools.partial(_laid_out, value.detach())).remove)
+        yield
+
+
+def _laid_out(value: torch.Tensor, traced: Sequence[torch.Tensor | None], tangents: object) -> Gradients | None:
+    """The gradients of a node, the first with the layout of a value of its size."""
+    gradient = traced[0]
+    if gradient is None or gradient.shape != value.shape:
+        return None
+    found = torch.empty_like(value)
+    if list(map(private_sizes.hint, found.stride())) == list(map(private_sizes.hint, gradient.stride())):
+        return None
+    return (found.copy_(gradient), *traced[1:])
 
 
 @contextlib.contextmanager

@@ -110,7 +110,7 @@ class NativeCalls(TracingInterpreter):
     def _run(self, function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         trace = self.trace
         trace.note_line()
-        data_symbols = trace.data_symbols() if trace.settings.one_graph else set()
+        data_symbols, recorded = trace.data_symbols() if trace.settings.one_graph else set(), len(trace.graph.nodes)
         owner = getattr(function, "__self__", None)
         try:
             with watched(function, self._callbacks(function, owner, args, kwargs)):
@@ -121,7 +121,8 @@ class NativeCalls(TracingInterpreter):
                 raise Break(
                     f"{_name(function)} needs the values of a tensor ({type(error).__name__})",
                     "keep the value in a tensor, or do this outside of the compiled function",
-                    is_clean=True,
+                    # What it has recorded by then may have drawn numbers, or written.
+                    is_clean=len(trace.graph.nodes) == recorded,
                 ) from error
         except RefusedOperatorError as error:
             raise Break(error.what, error.advice) from error

@@ -7,6 +7,7 @@ while a dispatch mode is active (``torch.linalg.matrix_rank``, ``torch.chain_mat
 
 from __future__ import annotations
 
+from itertools import islice
 from typing import Any
 
 import torch
@@ -14,13 +15,14 @@ import torch
 from dovetail.frontend.code.frame import Break
 from dovetail.frontend.protocol import TracingInterpreter
 from dovetail.frontend.rules import Arguments, Keywords, keyword_rule
+from dovetail.quirks.functionalisation import SAME_DTYPE, is_aligned, new_strides, strides_of
 from dovetail.torch_private import trees as private_trees
 from dovetail.trace.repeats import draws_random_numbers
 
 
 def _fits(out: torch.Tensor, result: Any) -> bool:
     """Whether eager would write ``result`` to ``out`` as it is, or to memory of the result's layout that it adds."""
-    return out.shape == result.shape or (out.numel() == 0 and result.is_contiguous())
+    return out.shape == result.shape or (out.numel() == 0 and strides_of(result) == new_strides(result.shape))
 
 
 def _kind(tensor: torch.Tensor) -> tuple[Any, ...]:
@@ -53,6 +55,7 @@ def _out(interpreter: TracingInterpreter, function: Any, args: Arguments, kwargs
         trial = [out.clone() for out in outs]
         with_trial = {**rest, "out": trial[0] if isinstance(given, torch.Tensor) else tuple(trial)}
         returned = interpreter.native(function, args, with_trial)
+    recorded = len(interpreter.trace.graph.nodes)
     try:
         results = interpreter.native(function, args, rest)
     except TypeError:
@@ -61,9 +64,12 @@ def _out(interpreter: TracingInterpreter, function: Any, args: Arguments, kwargs
     values = [results] if isinstance(results, torch.Tensor) else list(results)
     if len(values) != len(outs) or any(_kind(out) != _kind(value) for out, value in zip(outs, values, strict=True)):
         raise Break(f"out= of {function.__name__} is of another type than its result", "copy the result to it")
-    if not all(out.is_contiguous() for out in outs):
-        # Kernels round in another way where they write with gaps.
+    if not all(strides_of(out) == new_strides(out.shape) for out in outs):
+        # Kernels round in another way where they write with gaps, and may give a tensor other strides.
         raise Break(f"out= of {function.__name__} is not contiguous", "copy the result to it")
+    made = [node.target for node in islice(interpreter.trace.graph.nodes, recorded, None)]
+    if not (all(map(is_aligned, outs)) or SAME_DTYPE.isdisjoint(made)):
+        raise Break(f"out= of {function.__name__} is at an odd address", "copy the result to it")
     if not all(map(_fits, outs, values)):
         raise Break(f"out= of {function.__name__} is given another shape", "make it of the result's shape")
     for out, value in zip(outs, values, strict=True):

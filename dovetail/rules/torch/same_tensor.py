@@ -36,7 +36,7 @@ def _as_tensor(interpreter: TracingInterpreter, args: Arguments, kwargs: Keyword
 def _dequantize(interpreter: TracingInterpreter, function: object, args: Arguments, kwargs: Keywords) -> object:
     given = [getattr(function, "__self__", None), *args, *kwargs.values()]
     value = next((item for item in given if isinstance(item, torch.Tensor)), None)
-    if value is None or value.is_quantized:
+    if value is None or value.is_quantized or len(args) + len(kwargs) > 1:
         return NotImplemented
     if value.requires_grad and torch.is_grad_enabled():
         raise Break("dequantize of a tensor that requires a gradient makes it a result", "leave dequantize out")

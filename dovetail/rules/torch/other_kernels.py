@@ -1,0 +1,32 @@
+"""Functions that torch computes by another kernel while they are traced, with other strides or another rounding."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from dovetail.frontend.protocol import TracingInterpreter
+from dovetail.frontend.rules import Arguments, Keywords, method_rule
+from dovetail.quirks.functionalisation import new_strides, strides_of
+
+
+@method_rule("max_pool1d")
+def _pool(interpreter: TracingInterpreter, function: Any, args: Arguments, kwargs: Keywords) -> Any:
+    """Without gradients, eager has a kernel of its own that gives a contiguous result."""
+    result = interpreter.native(function, args, kwargs)
+    if not isinstance(result, torch.Tensor) or result.requires_grad or strides_of(result) == new_strides(result.shape):
+        return result
+    return interpreter.call_torch(torch.clone, (result,), {"memory_format": torch.contiguous_format})
+
+
+@method_rule("masked_fill_")
+def _fill_view(interpreter: TracingInterpreter, function: Any, args: Arguments, kwargs: Keywords) -> Any:
+    """With a value that has a gradient: a write to a view has a node of its own, which hides the formula of this one."""
+    owner = getattr(function, "__self__", None)
+    target, *rest = (owner, *args) if isinstance(owner, torch.Tensor) else args
+    value = kwargs.get("value", rest[-1] if rest else None)
+    if not isinstance(value, torch.Tensor) or not value.requires_grad or not target._is_view():
+        return NotImplemented
+    filled = interpreter.call_torch(torch.Tensor.masked_fill, (target, *rest), kwargs)
+    return interpreter.call_torch(torch.Tensor.copy_, (target, filled), {})
