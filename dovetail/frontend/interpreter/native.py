@@ -65,6 +65,7 @@ _UNBOUND_METHODS = (types.MethodDescriptorType, types.WrapperDescriptorType, typ
 _WRITING_SLOTS = frozenset(
     ("__init__", "__setattr__", "__delattr__", "__setitem__", "__delitem__", "__set__", "__delete__")
 ) | {f"__{function.__name__}__" for function in IN_PLACE}
+_PYTHON = (types.FunctionType, types.MethodType)
 _IMMUTABLE = (tuple, frozenset, re.Pattern, re.Match)
 
 
@@ -121,8 +122,8 @@ class NativeCalls(TracingInterpreter):
                 raise Break(
                     f"{_name(function)} needs the values of a tensor ({type(error).__name__})",
                     "keep the value in a tensor, or do this outside of the compiled function",
-                    # What it has recorded by then may have drawn numbers, or written.
-                    is_clean=len(trace.graph.nodes) == recorded,
+                    # Unless it is one operator: what it has recorded by then may have drawn numbers, or written.
+                    is_clean=type(function) not in _PYTHON or len(trace.graph.nodes) == recorded,
                 ) from error
         except RefusedOperatorError as error:
             raise Break(error.what, error.advice) from error
