@@ -90,12 +90,15 @@ def inductor_setting_names() -> set[str]:
     return set(config.get_config_copy())
 
 
-def inductor_runs_as_is(overloads: Iterable[OpOverload]) -> None:
-    """Let Inductor call these operators' own kernels where it would otherwise insist on having them decomposed."""
+def inductor_runs_as_is(overloads: Iterable[OpOverload], *, instead: bool = False) -> None:
+    """Let Inductor call these operators' own kernels where it would otherwise insist on having them decomposed.
+
+    ``instead``: also where it has code of its own for them.
+    """
     from torch._inductor import lowering
 
     for overload in overloads:
-        if overload not in lowering.lowerings:
+        if instead or overload not in lowering.lowerings:
             lowering.make_fallback(overload, warn=False, override_decomp=True)
 
 

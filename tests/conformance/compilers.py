@@ -12,22 +12,16 @@ import torch
 Compiler = Callable[[Callable[..., Any]], Callable[..., Any]]
 
 
-def _dovetail(function: Callable[..., Any]) -> Callable[..., Any]:
-    import dovetail
-
-    return dovetail.compile(function, fullgraph=True, backend="aten")
-
-
 def _aot_eager(function: Callable[..., Any]) -> Callable[..., Any]:
     torch._dynamo.reset()
     return torch.compile(function, backend="aot_eager", fullgraph=True)
 
 
-def _dovetail_on(backend: str) -> Compiler:
+def _dovetail_on(backend: str, fullgraph: bool = False) -> Compiler:
     def compiler(function: Callable[..., Any]) -> Callable[..., Any]:
         import dovetail
 
-        return dovetail.compile(function, backend=backend)
+        return dovetail.compile(function, fullgraph=fullgraph, backend=backend)
 
     return compiler
 
@@ -52,10 +46,11 @@ def breaks(compiled: Any) -> list[str]:
 
 
 COMPILERS: dict[str, Compiler] = {
-    "dovetail": _dovetail,
+    "dovetail": _dovetail_on("aten", fullgraph=True),
     "dovetail-with-breaks": _dovetail_on("aten"),
     "dovetail-eager": _dovetail_on("eager"),
-    "dovetail-inductor": _dovetail_on("inductor"),
+    "dovetail-inductor": _dovetail_on("inductor", fullgraph=True),
+    "dovetail-inductor-with-breaks": _dovetail_on("inductor"),
     "identity": lambda function: function,
     "aot_eager": _aot_eager,
     "torch.compile": _torch_compile,

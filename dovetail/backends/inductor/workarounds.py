@@ -54,6 +54,22 @@ def keep_order_of_draws(job: Job) -> None:
         job.settings.setdefault("reorder_for_locality", False)
 
 
+_FRACTIONAL = frozenset({torch.ops.aten.fractional_max_pool2d.default, torch.ops.aten.fractional_max_pool3d.default})
+
+
+def _fractional(x: torch.Tensor) -> torch.Tensor:
+    samples = torch.tensor([[[0.5, 0.0, 0.0]]])
+    return F.fractional_max_pool3d(x.cumsum(2), 2, (4, 4, 4), _random_samples=samples) * 1  # type: ignore[no-any-return]
+
+
+@quirk(WORKAROUNDS, example=_example(_fractional, (1, 1, 7, 7, 7), stays=True))
+def pool_fractions_by_kernel(job: Job) -> None:
+    """Pool by eager's kernel: Inductor takes the samples of three dimensions in reverse, and rounds their places otherwise."""
+    found = _FRACTIONAL & {node.target for node in job.graph.graph.nodes}
+    if found:
+        job.before.append(lambda: private_inductor.inductor_runs_as_is(found, instead=True))
+
+
 @quirk(WORKAROUNDS, example=_example(lambda x: (F.dropout(x, 0.5), x * 2)[1], (5,)))
 def keep_unused_draws(job: Job) -> None:
     """Random operators draw even if nobody uses their results: later draws must be eager's.
