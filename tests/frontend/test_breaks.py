@@ -740,3 +740,34 @@ def test_an_operand_of_a_break_is_there_again() -> None:
     for _ in range(3):
         same(program(x, expected), compiled(x, found))
     assert found == expected
+
+
+def checked_by_torch(a: torch.Tensor) -> torch.Tensor:
+    b = a.detach().sin().square()
+    return torch.nn.functional.gaussian_nll_loss(a * 2, a.detach(), b) * 3  # asks whether any variance is negative
+
+
+def drawn_by_torch(a: torch.Tensor) -> torch.Tensor:
+    return torch.lobpcg(torch.diag(torch.arange(1.0, 10.0)), 1)[1] * a.sum()  # starts at random numbers, and asks
+
+
+def filled_by_torch(a: torch.Tensor) -> torch.Tensor:
+    b = a.detach() * 1
+    torch.nn.init.trunc_normal_(b, std=2.0)
+    return b * a
+
+
+@pytest.mark.parametrize("backend", ["aten", "eager"])
+@pytest.mark.parametrize("function", [checked_by_torch, drawn_by_torch, filled_by_torch])
+def test_what_a_call_had_done_when_it_failed_at_the_data_is_not_done_twice(
+    function: Callable[..., Any], backend: str
+) -> None:
+    with pytest.warns(GraphBreakWarning, match="needs the values of a tensor"):
+        compiled = check(function, x(), fullgraph=False, backend=backend)
+    assert compiled.entries and all(entry.run is not None for entry in compiled.entries)
+
+
+def test_what_such_a_call_raises_is_eagers() -> None:
+    compiled = dovetail.compile(torch.nn.functional.gaussian_nll_loss, backend="aten")
+    with pytest.raises(ValueError, match="negative entry"):
+        compiled(x(), x().detach(), -torch.ones(2, 3))

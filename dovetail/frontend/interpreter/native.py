@@ -65,7 +65,6 @@ _UNBOUND_METHODS = (types.MethodDescriptorType, types.WrapperDescriptorType, typ
 _WRITING_SLOTS = frozenset(
     ("__init__", "__setattr__", "__delattr__", "__setitem__", "__delitem__", "__set__", "__delete__")
 ) | {f"__{function.__name__}__" for function in IN_PLACE}
-_PYTHON = (types.FunctionType, types.MethodType)
 _IMMUTABLE = (tuple, frozenset, re.Pattern, re.Match)
 
 
@@ -122,8 +121,8 @@ class NativeCalls(TracingInterpreter):
                 raise Break(
                     f"{_name(function)} needs the values of a tensor ({type(error).__name__})",
                     "keep the value in a tensor, or do this outside of the compiled function",
-                    # Unless it is one operator: what it has recorded by then may have drawn numbers, or written.
-                    is_clean=type(function) not in _PYTHON or len(trace.graph.nodes) == recorded,
+                    # What Python code has recorded by then may have drawn numbers, or written.
+                    is_clean=not hasattr(function, "__code__") or len(trace.graph.nodes) == recorded,
                 ) from error
         except RefusedOperatorError as error:
             raise Break(error.what, error.advice) from error
@@ -211,13 +210,11 @@ class NativeCalls(TracingInterpreter):
             return self.trampoline(value) if is_user_function(function) else value
         if kind is functools.partial:
             return self.trampoline(value)
-        if isinstance(value, torch.nn.Module):
-            return value
         if kind is types.BuiltinFunctionType:
             # A call by native code is journalled, guarded or refused like a call by the program.
             writes = is_bound_builtin(value) and isinstance(value.__self__, (list, dict, set, deque))
             return self.trampoline(value) if writes or value in IMPURE_BUILTINS else value
-        return self.values.for_native(value)
+        return value if isinstance(value, torch.nn.Module) else self.values.for_native(value)
 
     def called_argument(self, value: Any) -> Any:
         if isinstance(value, type):

@@ -36,8 +36,8 @@ def not_the_operand(x: torch.Tensor) -> Any:
 
 def rows_of_a_buffer(x: torch.Tensor) -> Any:
     buffer = torch.zeros(2, 3, 3)
-    torch.matmul(x, x, out=buffer[1])
-    torch.exp(x, out=buffer[0])
+    torch.matmul(x, x, out=buffer[0])
+    torch.exp(x, out=buffer[1])
     return buffer
 
 
@@ -93,6 +93,12 @@ def test_one_graph_with_eagers_memory(function: Any) -> None:
         lambda x: torch.atanh(x / 9, out=torch.zeros(3, 3, 2)[..., 0]),
         lambda x: torch.sum(x, 0, out=torch.zeros(3, dtype=torch.float64)),
         lambda x: torch.matmul(x, x, out=torch.zeros(2, 2)),
+        # Kernels of products round by the address of what they write; others write strides of their own where a size is 1.
+        lambda x: torch.mm(x.repeat(3, 3).sin(), x.repeat(3, 3).cos(), out=torch.zeros(2, 9, 9)[1]),
+        lambda x: torch.mv(x.repeat(3, 11).sin(), x.repeat(11, 1)[:, 0].exp(), out=torch.zeros(2, 9)[1]),
+        lambda x: torch.linalg.solve(x, x[:, :1], out=torch.zeros(0)),
+        lambda x: torch.linalg.eigvals(x[:1, :1], out=torch.zeros(1, 2, dtype=torch.complex64)[:, 0]),
+        lambda x: torch.dequantize(x, out=torch.zeros(3, 3)),  # type: ignore[call-overload]
     ],
 )
 @pytest.mark.filterwarnings("ignore")

@@ -1,0 +1,26 @@
+"""Functions that torch computes by another kernel while they are traced."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from tests.differential import check_calls
+
+
+@pytest.mark.parametrize("requires_grad", [False, True])
+@pytest.mark.parametrize("shape", [(1, 3, 2), (4, 8, 3)])
+def test_pooled_rows_lie_as_eagers(shape: tuple[int, ...], requires_grad: bool) -> None:
+    x = torch.rand(shape).transpose(1, 2).requires_grad_(requires_grad)
+    check_calls(lambda x: torch.nn.functional.max_pool1d(x, 2), [(x,), (x * 2,)])
+
+
+def test_a_view_filled_with_a_value_that_has_a_gradient() -> None:
+    def fill(x: torch.Tensor, value: torch.Tensor) -> torch.Tensor:
+        y = x * 1
+        y[1:].masked_fill_(x[1:] > 0, value=value)
+        y[0].masked_fill_(x[0] > 0, value.exp())
+        return y.sin()
+
+    x = torch.arange(2000.0).sin().reshape(4, 500).requires_grad_()
+    check_calls(fill, [(x, torch.tensor(0.3, requires_grad=True)), (x, torch.tensor(0.3))])
