@@ -20,6 +20,7 @@ from dovetail.backends import ATEN, Backend, lookup_backend
 from dovetail.backends.protocol import CompiledCallable, Kind
 from dovetail.errors import UnknownBackendError
 from dovetail.options import Options, check_choice
+from dovetail.tiers.kept_graphs import is_unread
 from dovetail.tiers.later import Collector
 from dovetail.tiers.progress import stage
 from dovetail.torch_private import inductor_cache
@@ -93,7 +94,7 @@ def has_changing_numbers(joint: JointGraph) -> bool:
 
 
 def _values(joint: JointGraph) -> Iterable[Any]:
-    return (node.meta.get("val") for node in joint.graph.nodes)
+    return (node.meta.get("val") for node in joint.graph.nodes if not is_unread(node))
 
 
 def _why_not_elsewhere(joint: JointGraph, backend: Backend) -> str | None:

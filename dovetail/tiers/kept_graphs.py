@@ -37,6 +37,8 @@ from dovetail.torch_private import tracing as private_tracing
 
 #: The value of a node is a float that changes from call to call.
 _CHANGES = "changes"
+#: It is a size that changes, and that nothing reads.
+_UNREAD = "unread"
 #: The names of functions of such numbers.
 _NAMES: dict[Any, str] = {function: name for name, function in NUMBER_FUNCTIONS.items()}
 #: Where the settings of a backend can be written down.
@@ -92,11 +94,16 @@ def key_of_graph(lowering: Lowering) -> str:
     return cache.key_of("graph", graph, given, backend, settings, hooks, sorted(QUIRKS), state, cpu, *software)
 
 
+def is_unread(node: torch.fx.Node) -> bool:
+    """Whether a node is an input with a symbolic size that nothing reads: a whole number of which only guards know."""
+    return node.op == "placeholder" and not node.users and private_sizes.has_symbols(node.meta.get("val"))
+
+
 def encoded_graph(graph: torch.fx.Graph) -> list[Any]:
     """The nodes of a graph as data, with all facts of their values; raises :class:`ArtefactError` or :class:`UnportableError`."""
     memories: dict[int, int] = {}
     *nodes, output = graph.nodes
-    found = [[*_encoded_node(node), _facts(node.meta.get("val"), memories)] for node in nodes]
+    found = [[*_encoded_node(node), _facts_of(node, memories)] for node in nodes]
     return [*found, [encode_argument(item) for item in output.args[0]]]
 
 
@@ -109,6 +116,10 @@ def _encoded_node(node: torch.fx.Node) -> list[Any]:
         target = _NAMES.get(node.target) or name_of(node.target)
     kwargs = [[name, encode_argument(item)] for name, item in node.kwargs.items()]
     return [node.op, node.name, target, [encode_argument(item) for item in node.args], kwargs]
+
+
+def _facts_of(node: torch.fx.Node, memories: dict[int, int]) -> Any:
+    return _UNREAD if is_unread(node) else _facts(node.meta.get("val"), memories)
 
 
 def _facts(value: Any, memories: dict[int, int]) -> Any:
@@ -165,7 +176,7 @@ def encoded(joint: JointGraph, module: torch.fx.GraphModule, like: torch.fx.Grap
         if node.op == "output":
             nodes.append([encode_argument(item) for item in node.args[0]])
         elif node.op == "placeholder":
-            nodes.append([node.op, node.name, _facts(node.meta.get("val"), memories)])
+            nodes.append([node.op, node.name, _facts_of(node, memories)])
         elif node.name not in origins:
             raise UnportableError(f"nobody knows where {node.name} comes from")
         else:
@@ -185,7 +196,7 @@ def decoded(joint: JointGraph, data: list[Any]) -> torch.fx.GraphModule:
             if entry[0] == "placeholder":
                 node = graph.create_node("placeholder", old[entry[1]].target, (), {}, name=entry[1])
                 node.meta = dict(old[entry[1]].meta)
-                if isinstance(value := node.meta.get("val"), torch.Tensor):
+                if isinstance(value := node.meta.get("val"), torch.Tensor) and entry[2] != _UNREAD:
                     memories.setdefault(entry[2]["memory"], value.untyped_storage())
             else:
                 node = _decoded_call(graph, entry, old, known)

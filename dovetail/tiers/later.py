@@ -8,10 +8,12 @@ from typing import Any
 
 import torch
 
+from dovetail.aot.nodes import has_symbolic_sizes
 from dovetail.backends import Backend
 from dovetail.backends.common.outputs import own_copy
 from dovetail.backends.inductor.float_inputs import floats_as_tensors
 from dovetail.backends.protocol import CompiledCallable, Kind
+from dovetail.tiers.kept_graphs import is_unread
 from dovetail.torch_private import tracing as private_tracing
 
 
@@ -23,11 +25,15 @@ class LaterGraph:
     examples: Sequence[Any]
     kind: Kind
     options: Mapping[str, Any]
+    #: What is given in the place of inputs that nothing reads.
+    blanks: Mapping[int, torch.Tensor] = dataclasses.field(default_factory=dict)
     run: CompiledCallable | None = None
 
     def __call__(self, inputs: list[Any]) -> list[Any]:
         """Run it; the graph must have been compiled by now."""
         assert self.run is not None
+        for place, blank in self.blanks.items():
+            inputs[place] = blank
         return self.run(inputs)
 
     def compile(self, backend: Backend) -> None:
@@ -55,11 +61,7 @@ class Collector:
         """See :class:`dovetail.backends.protocol.CompileFunction`."""
         if self.is_done:
             return self._real.compile(graph, example_inputs, kind=kind, options=options)
-        if any(isinstance(node.meta.get("val"), torch.SymFloat) for node in graph.graph.nodes):
-            # Another process cannot be told of a symbol.
-            graph = own_copy(graph, private_tracing.lazy_graph_module)
-            floats_as_tensors(graph)
-        self.graphs.append(LaterGraph(graph, example_inputs, kind, options))
+        self.graphs.append(_without_symbols(LaterGraph(graph, example_inputs, kind, options)))
         return self.graphs[-1]
 
     def compile_all(self) -> None:
@@ -68,3 +70,24 @@ class Collector:
             item.compile(self._real)
         self.is_done = True
         self.graphs = []
+
+
+def _without_symbols(later: LaterGraph) -> LaterGraph:
+    """The graph with changing floats as tensors, and with inputs of no size where nothing reads one whose size changes.
+
+    Another process cannot be told of a symbol.
+    """
+    if not has_symbolic_sizes(later.graph.graph.nodes):
+        return later
+    graph = own_copy(later.graph, private_tracing.lazy_graph_module)
+    floats_as_tensors(graph)
+    placeholders = graph.graph.find_nodes(op="placeholder")
+    examples = list(later.examples) or [node.meta["val"] for node in placeholders]
+    blanks: dict[int, torch.Tensor] = {}
+    for place, node in enumerate(placeholders):
+        value = node.meta.get("val")
+        if is_unread(node) and isinstance(value, torch.Tensor):
+            with private_tracing.disable_current_modes(), torch.no_grad():
+                node.meta["val"] = examples[place] = value.new_empty(0)
+                blanks[place] = torch.empty(0, dtype=value.dtype, device=value.device)
+    return dataclasses.replace(later, graph=graph, examples=examples, blanks=blanks)

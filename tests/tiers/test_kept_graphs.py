@@ -89,16 +89,17 @@ def test_a_graph_read_again_is_the_same_graph(number: int) -> None:
 
 
 def step_with_a_schedule(monkeypatch: pytest.MonkeyPatch) -> Lowering:
-    """The compilation of a whole step whose learning rate and counts of steps change."""
+    """The compilation of a whole step whose learning rate, counts of steps and number of the step change."""
     seen: list[Lowering] = []
     key_of_graph = kept_graphs.key_of_graph
     model = nn.Linear(4, 2)
     optimizer = torch.optim.AdamW(model.parameters())
 
-    def step(x: torch.Tensor) -> torch.Tensor:
+    def step(x: torch.Tensor, number: int) -> torch.Tensor:
         loss = model(x).square().mean()
         loss.backward()
-        optimizer.step()
+        if number >= 0:
+            optimizer.step()
         optimizer.zero_grad()
         return loss.detach()
 
@@ -111,15 +112,16 @@ def step_with_a_schedule(monkeypatch: pytest.MonkeyPatch) -> Lowering:
         changed.setattr(kept_graphs, "key_of_graph", key)
         changed.setattr(process, "worker", FakeWorker)
         changed.delenv(choice.SWITCH, raising=False)
-        for number in range(3):
-            optimizer.param_groups[0]["lr"] = 0.1 / (number + 1)
-            compiled(torch.ones(3, 4))
+        for number in range(2, 6):
+            optimizer.param_groups[0]["lr"] = 0.1 / number
+            compiled(torch.ones(3, 4), number)
     return seen[-1]
 
 
 def test_a_graph_whose_numbers_change_read_again_is_the_same_graph(monkeypatch: pytest.MonkeyPatch) -> None:
     lowering = step_with_a_schedule(monkeypatch)
     assert choice.has_changing_numbers(lowering.joint)
+    assert any(map(kept_graphs.is_unread, lowering.joint.primals))
     made = decompose(lowering).joint
     assert any(isinstance(node.meta.get("val"), torch.SymFloat) for node in made.graph.nodes)
     with only_from_cache(ours=True):
@@ -140,7 +142,7 @@ def test_a_graph_for_which_a_number_was_looked_at_is_not_kept(monkeypatch: pytes
 
 def facts(joint: JointGraph) -> list[Any]:
     memories: dict[int, int] = {}
-    return [kept_graphs._facts(node.meta.get("val"), memories) for node in joint.graph.nodes if node.op != "output"]
+    return [kept_graphs._facts_of(node, memories) for node in joint.graph.nodes if node.op != "output"]
 
 
 def test_a_hit_needs_no_table(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -444,6 +444,24 @@ def test_a_whole_step_whose_numbers_change_swaps(
     assert "waits for kernels" not in notes(compiled)
 
 
+def test_a_number_of_which_only_guards_know(background: FakeWorker, slow: SlowBackend) -> None:
+    def program(x: Tensor, number: int) -> Tensor:
+        return silu(x) * 2 if number % 2 == 0 else silu(x) - 1
+
+    compiled = dovetail.compile(program, backend=NAME, fullgraph=True)
+    for number in range(2, 14):
+        if number >= 10:
+            background.answer_all()
+        x = torch.randn(3, requires_grad=True)
+        copied = x.detach().clone().requires_grad_()
+        expected, found = program(copied, number), compiled(x, number)
+        same(expected, found, exact=False)
+        same(torch.autograd.grad(expected.sum(), copied), torch.autograd.grad(found.sum(), x), exact=False)
+    assert len(background.jobs) >= 2
+    assert slow.ran == ["forward", "backward"] * 4
+    assert "waits for kernels" not in notes(compiled)
+
+
 def test_a_number_that_changes_in_forward_and_backward(background: FakeWorker, slow: SlowBackend) -> None:
     compiled = dovetail.compile(lambda x, scale: silu(x * scale) * scale**2, backend=NAME, fullgraph=True)
     for number in range(7):
