@@ -41,8 +41,11 @@ def create_state(
     frontend: Frontend | str = "bytecode",
     decompositions: Mapping[Any, Callable[..., Any]] | None = None,
     settings: CaptureSettings | None = None,
+    fake_mode: Any = None,
 ) -> AOTState:
     """Open a trace on ``stack`` for one call ``function(*args, **kwargs)``; ``settings`` say how it captures.
+
+    With ``fake_mode`` the trace lives in the caller's fake mode and shape environment, see :class:`dovetail.trace.Trace`.
 
     Raises :class:`NotCallableError` for something that cannot be called, :class:`StageError` for an unknown frontend.
     """
@@ -59,5 +62,5 @@ def create_state(
         frontend = loaded
     is_open = [True]
     stack.callback(is_open.__setitem__, 0, False)
-    trace = Trace(settings, decompositions).open(stack)
+    trace = Trace(settings, decompositions, fake_mode).open(stack)
     return AOTState(function, tuple(args), dict(kwargs or {}), trace, frontend, is_open)

@@ -14,7 +14,6 @@ import torch
 
 from dovetail.aot.compile_joint import choose_backend
 from dovetail.backends import Backend
-from dovetail.events import EventLog
 from dovetail.face.continuation import Continuation, Continuations
 from dovetail.face.dispatcher import Dispatcher
 from dovetail.face.learned import Learned, Part, SharedState
@@ -27,9 +26,9 @@ from dovetail.options import Options
 class CompiledFunction(Dispatcher):
     """A function with its compiled entries; made by :func:`dovetail.compile`."""
 
-    def __init__(self, function: Callable[..., Any], options: Options, events: EventLog | None = None) -> None:
+    def __init__(self, function: Callable[..., Any], options: Options) -> None:
         backend = choose_backend(options.backend, options.numerics).with_options(options.backend_options)
-        shared = SharedState(in_tiers(backend, options), events or EventLog(owner=name_of(function)))
+        shared = SharedState(in_tiers(backend, options), name_of(function))
         super().__init__(Part(function, options, shared))
         self._continuations = Continuations(options, shared)
         if not isinstance(function, torch.nn.Module):

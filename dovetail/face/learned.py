@@ -43,9 +43,9 @@ class Learned:
 class SharedState:
     """The one place that a compiled function and its continuations share; written while ``compile_lock`` is held."""
 
-    def __init__(self, backend: Backend, events: EventLog) -> None:
+    def __init__(self, backend: Backend, owner: str = "") -> None:
         self.backend = backend
-        self.events = events
+        self.events = EventLog(owner=owner)
         self.learned = Learned()
 
     def learn(self, **changes: Any) -> None:

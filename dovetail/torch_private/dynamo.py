@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import functools
 import inspect
 import os
@@ -12,7 +13,9 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import torch
+from torch._dispatch.python import enable_python_dispatcher
 from torch._subclasses import FakeTensorMode
+from torch._subclasses.fake_tensor import FakeTensor
 
 
 def torch_backend(name: str) -> Any:
@@ -92,11 +95,20 @@ def dynamo_graph_breaks() -> int:
     return int(sum(counters["graph_break"].values()))
 
 
-def compile_lock() -> Any:
-    """What torch.compile holds while it compiles, when switches of the process say that a compiler is at work."""
-    from torch._dynamo import convert_frame
+@dataclasses.dataclass(frozen=True)
+class CallersInput:
+    """One input of a graph that torch.compile hands over: the caller's fake value of it, and how the caller writes it."""
 
-    return convert_frame.compile_lock
+    value: Any
+    name: str
+
+
+def callers_name(source: Any) -> str:
+    """How the caller writes a source, such as ``L['x']``."""
+    if source is None:
+        return "an input"
+    name = source.name
+    return str(name() if callable(name) else name)  # a method before torch 2.12
 
 
 def callers_fake_mode(inputs: Sequence[Any]) -> FakeTensorMode | None:
@@ -104,6 +116,46 @@ def callers_fake_mode(inputs: Sequence[Any]) -> FakeTensorMode | None:
     from torch._guards import detect_fake_mode
 
     return detect_fake_mode(list(inputs))
+
+
+def callers_inputs(graph: torch.fx.GraphModule, inputs: Sequence[Any], fake_mode: FakeTensorMode) -> list[CallersInput]:
+    """The inputs as the caller's own fake values, symbols included.
+
+    The placeholders' own values will not do: the caller's trace has been through them, in-place changes of metadata included.
+    """
+    from torch._guards import TracingContext
+
+    context = TracingContext.try_get()
+    found = []
+    for node, value in zip(graph.graph.find_nodes(op="placeholder"), inputs, strict=True):
+        argument = node.meta.get("grapharg")
+        source = getattr(argument, "source", None)
+        if isinstance(value, torch.Tensor) and not isinstance(value, FakeTensor):
+            symbols = context.tensor_to_context.get(value) if context is not None else None
+            value = fake_mode.from_tensor(
+                value,
+                static_shapes=context is None,
+                symbolic_context=symbols,
+                source=getattr(symbols, "tensor_source", None),
+            )
+        found.append(CallersInput(value, callers_name(source)))
+    return found
+
+
+@contextlib.contextmanager
+def symbolic_sizes_in(fake_mode: FakeTensorMode) -> Iterator[None]:
+    """C++ operators made of others ask for plain sizes, their Python forms do not: use those, in this fake mode only."""
+    original = fake_mode.dispatch
+
+    def dispatch(*args: Any, **kwargs: Any) -> Any:
+        with enable_python_dispatcher():
+            return original(*args, **kwargs)
+
+    fake_mode.dispatch = dispatch  # type: ignore[method-assign]
+    try:
+        yield
+    finally:
+        del fake_mode.dispatch
 
 
 def compiling_questions() -> tuple[Any, ...]:

@@ -112,19 +112,24 @@ class Trace:
     """An open trace. Enter it with :meth:`open`, hand tensors in with :meth:`input`, read nodes with :meth:`node_of`.
 
     ``settings`` say how it captures; ``findings`` collects what later captures should know. ``decompositions`` are applied while
-    recording; the default records ATen operators as autograd emits them.
+    recording; the default records ATen operators as autograd emits them. With ``fake_mode`` the trace lives in a caller's fake
+    mode: it takes that mode's own fake tensors as inputs, with the symbols that they have, and what it assumes about them lands in
+    the caller's shape environment.
     """
 
     def __init__(
         self,
         settings: CaptureSettings | None = None,
         decompositions: Mapping[Any, Callable[..., Any]] | None = None,
+        fake_mode: Any = None,
     ) -> None:
         self.settings = settings if settings is not None else CaptureSettings()
         self.findings = Findings()
-        self.shape_env: Any = RecordingShapeEnv()
-        make_mode = SymbolicFakeMode if self.settings.shapes.has_symbols else FakeMode
-        self.fake_mode: Any = make_mode(shape_env=self.shape_env)
+        self.shape_env: Any = RecordingShapeEnv() if fake_mode is None else fake_mode.shape_env
+        if fake_mode is None:
+            make_mode = SymbolicFakeMode if self.settings.shapes.has_symbols else FakeMode
+            fake_mode = make_mode(shape_env=self.shape_env)
+        self.fake_mode = fake_mode
         self.tracer = Tracer(self)
         self.graph = torch.fx.Graph(tracer_cls=private_tracing.PythonKeyTracer)
         self.tracer.graph = self.graph
@@ -140,7 +145,8 @@ class Trace:
         self._looked_at = private_sizes.KnownSymbols()
         self._truths: set[Any] = set()
         self._locate: Callable[[], UserLocation | None] = lambda: None
-        self.shape_env.locate = lambda: self.backward_line() if self.phase == "backward" else self.locate()
+        if isinstance(self.shape_env, RecordingShapeEnv):
+            self.shape_env.locate = lambda: self.backward_line() if self.phase == "backward" else self.locate()
         self.random = RandomOperators()
         #: The user's lines, each with the sequence number of the first autograd node that was made in it.
         self._lines: list[tuple[int, UserLocation]] = []
@@ -211,7 +217,8 @@ class Trace:
         Python may find much later.
         """
         self._locate = lambda: None
-        self.shape_env.locate = lambda: None
+        if isinstance(self.shape_env, RecordingShapeEnv):
+            self.shape_env.locate = lambda: None
         for function in self._at_close:
             function()
         self.recorder = Recorder()
@@ -219,9 +226,8 @@ class Trace:
             table.clear()
 
     def input(self, real: torch.Tensor, name: str) -> TracedInput:
-        """The traced input for a real tensor, or for a fake one of the trace's own; the same tensor gives the same input.
-
-        Raises :class:`CaptureError`.
+        """The traced input for a real tensor, or for a fake one of the caller's own fake mode; the same tensor gives the
+        same input. Raises :class:`CaptureError`.
         """
         found = self._by_real.get(id(real))
         if found is not None:

@@ -1,48 +1,31 @@
-"""``torch.compile(backend="dovetail")``: torch captures the function, and Dovetail compiles torch's graph like any function."""
+"""``torch.compile(backend="dovetail")``: torch captures the function, and Dovetail enters at stage 0."""
 
 from __future__ import annotations
 
-import dataclasses
+import contextlib
+import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 import torch
+from torch.fx.experimental.symbolic_shapes import ShapeEnv
 
-from dovetail.aot.compile_joint import choose_backend
+from dovetail.aot.capture_joint import capture_joint
+from dovetail.aot.compile_joint import choose_backend, compile_joint
+from dovetail.aot.state import create_state
 from dovetail.backends import Backend
-from dovetail.errors import OptionError
+from dovetail.backends.foreign.callers_graph import CallersFrontend
+from dovetail.errors import BackendError, CaptureError, DovetailError, EagerFallbackWarning, InputError, OptionError
 from dovetail.events import EventLog
-from dovetail.face.compiled_function import CompiledFunction
-from dovetail.face.dispatcher import Run
-from dovetail.frontend.sizes.size_changes import SizeChanges
+from dovetail.face.loading import load_rules
 from dovetail.options import Options, make_options
 from dovetail.torch_private import dynamo as private_dynamo
-from dovetail.torch_private import sizes as private_sizes
+from dovetail.torch_private import state as private_state
+from dovetail.torch_private import tracing as private_tracing
 
 TorchCompiled = Callable[..., Any]
 _OPTION_NAMES = ("inner", "fullgraph", "passes", "memory_budget", "numerics", "backend_options")
-
-
-class _CompiledGraph(CompiledFunction):
-    """A graph that torch has captured, compiled when it is called and no other thread is in torch.compile."""
-
-    def __init__(self, graph: torch.fx.GraphModule, options: Options, events: EventLog) -> None:
-        super().__init__(graph.forward, options, events)
-        sizes: dict[str, frozenset[int]] = {}
-        numbers = []
-        for node in graph.graph.find_nodes(op="placeholder"):
-            name, value = f"L[{node.target!r}]", node.meta.get("example_value")
-            if isinstance(value, torch.Tensor):
-                sizes[name] = frozenset(at for at, size in enumerate(value.shape) if private_sizes.is_symbolic(size))
-            elif private_sizes.is_symbolic(value):
-                numbers.append(name)
-        # What torch has seen to change is symbolic from the first capture on.
-        self._part.shared.learn_part(self._part.point, changes=SizeChanges(sizes, frozenset(numbers)))
-
-    def decide(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Run:
-        with private_dynamo.compile_lock():
-            return super().decide(args, kwargs)
 
 
 @dataclass(frozen=True, eq=False)
@@ -68,18 +51,70 @@ class TorchBackend:
     def __call__(
         self, graph: torch.fx.GraphModule, inputs: Sequence[Any], mode: str | None = None, **more: Any
     ) -> TorchCompiled:
-        """A function for a graph that torch has captured, compiled when it is first called."""
+        """Compile a graph that torch has captured. One that cannot be compiled runs as it is, with a warning."""
         _refuse_mode(mode, more)
-        # Where torch makes the graph's code late, it is made now.
-        if not graph.code or (self.inner.takes_program and not self.options.passes):
+        if self.inner.takes_program and not self.options.passes:
             return graph.forward
-        compiled = _CompiledGraph(graph, dataclasses.replace(self.options, tiers="wait"), self.events)
+        try:
+            return self._compile(graph, inputs)
+        except (CaptureError, InputError) as error:
+            return self._fall_back(graph, error)
+        except BackendError as error:
+            return self._with_operators(error)(graph, inputs)
+        except DovetailError:
+            raise
+        except Exception as error:  # noqa: BLE001  (a graph that cannot be captured is still a graph that runs)
+            return self._fall_back(graph, CaptureError(f"capture failed with {type(error).__name__}: {error}"))
 
-        def call(*args: Any) -> Any:
-            return compiled(*args)
+    def _compile(self, graph: torch.fx.GraphModule, inputs: Sequence[Any]) -> TorchCompiled:
+        load_rules()
+        with contextlib.ExitStack() as outer:
+            outer.enter_context(private_state.preserved_rng_state())
+            outer.enter_context(self.events.span("compile", caller="torch.compile"))
+            with self.events.span("capture"), contextlib.ExitStack() as stack:
+                fake_mode = private_dynamo.callers_fake_mode(inputs) or private_tracing.FakeTensorMode(
+                    shape_env=ShapeEnv()
+                )
+                outer.enter_context(private_dynamo.symbolic_sizes_in(fake_mode))
+                given = private_dynamo.callers_inputs(graph, inputs, fake_mode)
+                frontend = CallersFrontend()
+                state = create_state(stack, graph, tuple(given), frontend=frontend, fake_mode=fake_mode)
+                for item, real in zip(given, inputs, strict=True):
+                    if isinstance(real, torch.Tensor) and real is not item.value:
+                        state.trace.check_input(real, item.name)
+                joint = capture_joint(state)
+            for graph_pass in self.options.passes:
+                joint = joint.apply(graph_pass)
+            compiled = compile_joint(
+                None,
+                joint,
+                self.inner,
+                options=self.options.backend_options,
+                events=self.events,
+                memory_budget=self.options.memory_budget,
+                numerics=self.options.numerics,
+            )
+            return frontend.call.runtime(compiled)
 
-        # A function: torch would look for what an object of a class of its own has wrapped, and call that.
-        return call
+    def _with_operators(self, error: BackendError) -> TorchBackend:
+        """The backend "aten" in the place of one that does not work; raises for one of the user's own, which is to be mended."""
+        chosen = self.options.backend
+        if self.inner.name == "aten" or not (chosen is None or (chosen == "inductor" and not self.options.fullgraph)):
+            raise error
+        self.events.note("backend given up", instead="aten", reason=error.what)
+        warnings.warn(
+            f"a graph of torch.compile runs the captured ATen operators one by one, because {error.what}",
+            EagerFallbackWarning,
+            stacklevel=3,
+        )
+        return TorchBackend(self.options, choose_backend("aten", self.options.numerics), self.events)
+
+    def _fall_back(self, graph: torch.fx.GraphModule, error: CaptureError | InputError) -> TorchCompiled:
+        self.events.note("runs as torch captured it", reason=error.what, where=error.where)
+        if self.options.fullgraph:
+            raise error
+        warnings.warn(f"a graph of torch.compile runs eagerly: {error}", EagerFallbackWarning, stacklevel=2)
+        return graph.forward
 
 
 def _refuse_mode(mode: str | None, more: Mapping[str, Any]) -> None:
@@ -107,8 +142,8 @@ def torch_backend(
 ) -> TorchBackend:
     """A backend for ``torch.compile``: its graphs go through Dovetail's stages, compiled by the backend ``inner``.
 
-    The options are those of :func:`dovetail.compile`: what of a graph cannot be captured breaks it, and is an error with
-    ``fullgraph=True``.
+    ``passes``, ``memory_budget``, ``numerics`` and ``backend_options`` are those of :func:`dovetail.compile`. A graph that
+    cannot be compiled runs as torch captured it, with one :class:`EagerFallbackWarning`; with ``fullgraph=True`` it is an error.
 
     >>> import torch, dovetail
     >>> doubled = torch.compile(lambda x: x * 2, backend=dovetail.torch_backend("aten"))

@@ -8,11 +8,6 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-import torch
-
-from dovetail.frontend.code.frame import Break
-from dovetail.frontend.protocol import TracingInterpreter
-from dovetail.frontend.rules import Arguments, Keywords, callable_rule
 from dovetail.torch_private import dynamo as private_dynamo
 from dovetail.torch_private import libraries as private_libraries
 from dovetail.torch_private import trees as private_trees
@@ -38,17 +33,3 @@ for _operator in private_libraries.higher_order_operators():
     if _fake is not None:
         FAKE.setdefault(_operator, _hook(_fake, "fake_mode"))
         SYMBOLIC_FAKE.setdefault(_operator, _hook(_fake, "fake_mode"))
-
-
-def _in_graphs_of_torch_compile(
-    interpreter: TracingInterpreter, operator: Any, args: Arguments, kwargs: Keywords
-) -> Any:
-    """Checkpoints and custom functions as torch.compile writes them: graphs that hold no tensors, and run under the trace."""
-    for item in args:
-        if isinstance(item, torch.nn.Module) and [*item.parameters(), *item.buffers()]:
-            raise Break(f"{operator} is given a module with tensors of its own", "call it outside of the function")
-    return interpreter.native(operator, args, kwargs, hands_on=True)
-
-
-for _name in ("tag_activation_checkpoint", "autograd_function_apply"):
-    callable_rule[type(getattr(torch.ops.higher_order, _name))] = _in_graphs_of_torch_compile
