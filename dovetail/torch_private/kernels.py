@@ -24,6 +24,15 @@ def above_autograd() -> Iterator[None]:
         yield
 
 
+@contextlib.contextmanager
+def noting_views() -> Iterator[None]:
+    """Note of views what they are views of, from inside a dispatch mode: those of a leaf then require a gradient."""
+    excluded = torch._C._dispatch_tls_local_exclude_set().remove(torch._C.DispatchKey.ADInplaceOrView)
+    included = torch._C._dispatch_tls_local_include_set().add(torch._C.DispatchKey.ADInplaceOrView)
+    with torch._C._ForceDispatchKeyGuard(included, excluded):
+        yield
+
+
 def functional_form(overload: OpOverload) -> OpOverload | None:
     """The operator that returns the value that this one writes to its first argument; None where there is none.
 

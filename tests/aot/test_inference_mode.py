@@ -234,3 +234,22 @@ def test_the_default_backend() -> None:
     with torch.inference_mode():
         same(_described(several_views(_argument("plain"))), _described(compiled(_argument("plain"))))
     same(_described(several_views(_argument("plain"))), _described(compiled(_argument("plain"))))
+
+
+@pytest.mark.parametrize("bias", [False, True])
+@pytest.mark.parametrize("block", [torch.inference_mode, torch.no_grad])
+def test_a_product_of_a_parameter_rounds_as_eagers(block: Any, bias: bool) -> None:
+    # Torch chooses the kernel by the operand's strides and by whether the weight requires a gradient.
+    torch.manual_seed(0)
+    layer = torch.nn.Linear(40, 120, bias=bias)
+    attention = torch.nn.MultiheadAttention(40, 4, batch_first=True)
+    for frozen in (False, True):
+        layer.requires_grad_(not frozen)
+
+        def program(x: torch.Tensor) -> torch.Tensor:
+            return attention(x, x, x)[0].sum() + layer(x.transpose(0, 1))  # noqa: B023
+
+        compiled = dovetail.compile(program, backend="aten", fullgraph=True)
+        with block():
+            for x in (torch.randn(2, 30, 40), torch.randn(2, 30, 40)):
+                same(program(x), compiled(x))
