@@ -20,11 +20,7 @@ LONGEST_FUNCTION = 80
 LONGEST_FILE = 500
 MOST_CORE_LINES = 20_000
 #: The aim is 42,000; until then a limit that only shrinks.
-<<<<<<< HEAD
-MOST_LINES = _
-=======
-MOST_LINES = _
->>>>>>> ce479bb (A linear layer in inference mode rounds as eager's)
+MOST_LINES = 60_028
 
 
 @dataclass(frozen=True)
