@@ -35,8 +35,8 @@ def _one_hot(interpreter: TracingInterpreter, function: Any, args: Arguments, kw
     given = (*args, *kwargs.values())
     indices = next((item for item in given if isinstance(item, torch.Tensor)), None)
     classes = next((item for item in given if isinstance(item, (int, torch.SymInt))), -1)
-    # Under vmap, eager does not check either.
-    if indices is not None and classes != -1 and not private_tensors.is_functorch_wrapped(indices):
+    # Eager checks on the CPU only, so that nobody waits for a GPU, and not under vmap.
+    if indices is not None and classes != -1 and indices.is_cpu and not private_tensors.is_functorch_wrapped(indices):
         if not may_assert(interpreter):
             raise Break("one_hot checks the classes that it is given", "call it outside of the function")
         fits = (indices >= 0) & (indices < classes)
