@@ -40,7 +40,7 @@ PRIVATE = re.compile(
     r"|_ctc_loss(_backward)?|_convolution|_standard_gamma(_grad)?|_dirichlet_grad|_sample_dirichlet|_addmm_activation"
     r"|_is_any_true|_is_all_true|_chunk_cat|_fused_dropout|_masked_softmax(_backward)?|_cholesky_solve_helper|_logcumsumexp"
     r"|_efficientzerotensor|_histogramdd_.*|_grid_sampler_2d_cpu_fallback(_backward)?|_index_put_impl|_safe_softmax|_aminmax|_cast_.*|_fused_rms_norm(_backward)?"
-    r"|_int_mm|_lu_with_info|_unique|_masked_scale|_spdiags"
+    r"|_int_mm|_lu_with_info|_unique|_masked_scale|_spdiags|_assert_async"
 )
 _ARGUMENT_TYPES = re.compile(
     r"(Optional\[|List\[)*(Tensor|int|float|bool|complex|number|Scalar|SymInt|str|Device|Layout|MemoryFormat|ScalarType"

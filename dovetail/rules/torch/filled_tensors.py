@@ -10,8 +10,9 @@ import torch
 from dovetail.frontend.code.frame import Break
 from dovetail.frontend.protocol import TracingInterpreter
 from dovetail.frontend.rules import Arguments, Keywords, method_rule
-from dovetail.rules.torch.branches_on_data import assert_in_graph, may_assert
+from dovetail.rules.torch.branches_on_data import assert_in_graph
 from dovetail.torch_private import tensors as private_tensors
+from dovetail.trace.settings import RECOMPUTES
 
 
 @method_rule(*("full", "full_like", "new_full", "fill", "fill_", "masked_fill", "masked_fill_", "scalar_tensor", "pad"))
@@ -35,9 +36,10 @@ def _one_hot(interpreter: TracingInterpreter, function: Any, args: Arguments, kw
     given = (*args, *kwargs.values())
     indices = next((item for item in given if isinstance(item, torch.Tensor)), None)
     classes = next((item for item in given if isinstance(item, (int, torch.SymInt))), -1)
-    # Eager checks on the CPU only, so that nobody waits for a GPU, and not under vmap.
-    if indices is not None and classes != -1 and indices.is_cpu and not private_tensors.is_functorch_wrapped(indices):
-        if not may_assert(interpreter):
+    # Eager checks on the CPU only, so that nobody waits for a GPU, and not under vmap. A program that is replayed checks by itself.
+    is_asked = classes != -1 and interpreter.trace.settings.allows(RECOMPUTES)
+    if is_asked and indices is not None and indices.is_cpu and not private_tensors.is_functorch_wrapped(indices):
+        if interpreter.trace.phase != "forward" or interpreter.values.in_backward:
             raise Break("one_hot checks the classes that it is given", "call it outside of the function")
         fits = (indices >= 0) & (indices < classes)
         assert_in_graph(fits.all(), "the classes of one_hot are in their range")

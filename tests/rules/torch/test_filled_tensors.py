@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -60,6 +61,25 @@ def test_one_hot_refuses_classes_that_there_are_not(program: Any, fullgraph: boo
             same(expected, found)
         else:
             assert found == expected
+
+
+@pytest.mark.parametrize("backend", ["eager", "inductor"])
+def test_one_hot_is_one_graph_on_other_backends(backend: str) -> None:
+    compiled = dovetail.compile(count, backend=backend, fullgraph=True, tiers="never")
+    for classes in ([0, 2, 1], [2, 2, 2], [0, 3, 1]):
+        given = torch.tensor(classes)
+        assert repr(error_of(lambda given=given: compiled(given, 3))) == repr(  # type: ignore[misc]
+            error_of(lambda given=given: count(given, 3))  # type: ignore[misc]
+        )
+
+
+def test_a_captured_one_hot_checks_and_is_data(tmp_path: Path) -> None:
+    joint = dovetail.capture(lambda classes: count(classes, 3), (torch.tensor([0, 1]),))
+    loaded = dovetail.load(joint.export(tmp_path / "counts"))
+    for run in (joint.compile(backend="aten"), loaded.compile(backend="aten")):
+        assert run(torch.tensor([2, 2])).tolist() == [0, 0, 2]
+        with pytest.raises(RuntimeError, match="class"):
+            run(torch.tensor([2, 3]))
 
 
 def test_one_hot_in_a_backward_checks_too() -> None:
