@@ -216,7 +216,7 @@ class _Backward:
 def _ask_for_gradients(trace: Trace, forward: _Forward, tangents: Sequence[torch.Tensor], order: int) -> _Backward:
     """Run autograd on the trace, which records the backward."""
     roots, leaves = forward.roots, forward.leaves
-    freed = next((find(roots) for find in finds_freed), None) if len(roots) > 1 else None
+    freed = next((find(roots) for find in finds_freed), None)
     inexact = () if trace.settings.exact else inexact_gradients(roots)
     wanted = [leaf for leaf in leaves if leaf is not None]
     if not roots or not wanted:

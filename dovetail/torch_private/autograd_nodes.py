@@ -5,7 +5,7 @@ from __future__ import annotations
 import gc
 import sys
 import types
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from typing import Any
 
 import torch
@@ -62,6 +62,28 @@ def sequence_number(node: Any) -> int:
 def is_leaf_node(node: Any) -> bool:
     """Whether gradients are added up here: such nodes have no number of their own."""
     return bool(node.name() == "torch::autograd::AccumulateGrad")
+
+
+def leading_to(nodes: Collection[Any], ends: Iterable[Any]) -> set[Any]:
+    """Those of the nodes from which a backward comes to one of ``ends``; an end only where it leads to another one.
+
+    >>> x = torch.ones(2, requires_grad=True)
+    >>> y = x.exp()
+    >>> node, apart = y.sum().grad_fn, x.sin().grad_fn
+    >>> leading_to([node, apart, y.grad_fn], [y.grad_fn]) == {node}
+    True
+    """
+    before: dict[Any, list[Any]] = {}
+    for node in nodes:
+        for following, _ in node.next_functions:
+            before.setdefault(following, []).append(node)
+    found: set[Any] = set()
+    stack = [*ends]
+    while stack:
+        new = [node for node in before.get(stack.pop(), ()) if node not in found]
+        found.update(new)
+        stack += new
+    return found
 
 
 def wanted_edges(edges: Sequence[tuple[Any, int]]) -> tuple[int, ...]:
@@ -134,6 +156,21 @@ def saved_value(node: Any, name: str) -> Any:
 def hooks_registered() -> int:
     """The number of hooks registered so far in this process, on tensors, nodes and modules."""
     return int(torch.utils.hooks.RemovableHandle.next_id)
+
+
+def note_hook(tensor: torch.Tensor) -> None:
+    """Note on the node of a tensor's gradient that the tensor has a hook, which no node shows."""
+    gradient_node(tensor).metadata[note_hook] = True
+
+
+def acts(node: Any) -> bool:
+    """Whether a backward through the node runs code of the program's own: a custom function, or a hook."""
+    if isinstance(node, torch.autograd.function.BackwardCFunction) or note_hook in node.metadata:
+        return True
+    variable = getattr(node, "variable", None)
+    if variable is not None and (variable._backward_hooks or variable._post_accumulate_grad_hooks):
+        return True
+    return any(map(_has_others, (node.register_prehook, node.register_hook)))
 
 
 def has_node_hooks(leaf: torch.Tensor) -> bool:

@@ -18,6 +18,7 @@ from dovetail.frontend.code.frame import Break
 from dovetail.frontend.effects.journal import Effect
 from dovetail.frontend.protocol import TracingInterpreter
 from dovetail.frontend.rules import Arguments, Keywords, end_rule, method_rule, setter_rule
+from dovetail.torch_private import autograd_nodes as private_autograd_nodes
 from dovetail.torch_private import calls as private_calls
 from dovetail.torch_private import sizes as private_sizes
 from dovetail.trace import Trace, TracedInput
@@ -104,11 +105,24 @@ def _requires_grad(interpreter: TracingInterpreter, function: Any, args: Argumen
 
 @checks_outputs
 def _refuse_new_leaves(trace: Trace, values: Sequence[torch.Tensor], roots: Sequence[torch.Tensor]) -> None:
-    """Refuse a returned leaf that another output was computed from: the graph's backward has no place for its gradient."""
-    leaves = {id(value) for value in values if is_new_leaf(value)}
-    if not leaves or not any(id(getattr(node, "variable", None)) in leaves for node in autograd_nodes(roots)):
+    """Refuse leaves that the program makes where something is seen of their gradients, which the graph does not compute.
+
+    Such a leaf is returned beside an output that was computed from it, or code of the program's own runs on the way to it only.
+    """
+    known = {id(item.leaf) for item in trace.inputs}
+    nodes = autograd_nodes(roots)
+    ends = {node: id(node.variable) for node in nodes if hasattr(node, "variable")}
+    made = {leaf for leaf in ends.values() if leaf not in known}
+    if not made:
         return
-    reason = "a tensor that the function makes with requires_grad is returned beside what is computed from it"
+    if any(id(value) in made for value in values if is_new_leaf(value)):
+        reason = "a tensor that the function makes with requires_grad is returned beside what is computed from it"
+    else:
+        inputs = [node for node, leaf in ends.items() if leaf in known]
+        passed = private_autograd_nodes.leading_to(nodes, inputs).union(inputs)
+        if not any(private_autograd_nodes.acts(node) for node in nodes if node not in passed):
+            return
+        reason = "a hook or custom backward leads to tensors only that the function makes with requires_grad"
     if trace.settings.allows(_NEW_LEAVES) and trace.settings.allows(GRAPH_BREAKS):
         raise Retry(reason, without=_NEW_LEAVES)
     raise CaptureError(reason, advice="make the tensor outside of the function")

@@ -39,7 +39,7 @@ def freed_by_backward(roots: Sequence[torch.Tensor]) -> tuple[frozenset[int], ..
         for node in autograd_nodes([root]):
             passing.setdefault(node, []).append(index)
     found: list[set[int]] = [set() for _ in roots]
-    for members in {tuple(members) for node, members in passing.items() if _saves(node)}:
+    for members in {tuple(members) for node, members in passing.items() if saves(node)}:
         for index in members:
             found[index].update(members)
     if all(len(item) == len(roots) for item in found):
@@ -47,7 +47,7 @@ def freed_by_backward(roots: Sequence[torch.Tensor]) -> tuple[frozenset[int], ..
     return tuple(map(frozenset, found))
 
 
-def _saves(node: Any) -> bool:
+def saves(node: Any) -> bool:
     """Whether a backward through the node frees something that another backward needs."""
     if hasattr(node, "variable"):
         return False

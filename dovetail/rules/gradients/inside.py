@@ -18,8 +18,10 @@ from dovetail.frontend.protocol import TracingInterpreter
 from dovetail.frontend.rules import Arguments, Keywords, attribute_rule, end_rule, rule, setter_rule
 from dovetail.guards import AttributeSource, ComputedSource, Equals, GradSource, Source
 from dovetail.rules.gradients.apart import Behind, GradientsApart
+from dovetail.rules.gradients.independent_outputs import saves
 from dovetail.rules.gradients.marks import marked_gradients
 from dovetail.rules.gradients.node_hooks import LeafNodeHooks
+from dovetail.torch_private import autograd_nodes as private_autograd_nodes
 from dovetail.torch_private import calls as private_calls
 from dovetail.torch_private import tracing as private_tracing
 from dovetail.trace import Trace, TracedInput
@@ -39,10 +41,21 @@ def _inputs_behind(trace: Trace, roots: list[torch.Tensor]) -> list[TracedInput]
     return [item for item in found if item is not None]
 
 
-def _free_graph(trace: Trace, roots: Sequence[torch.Tensor], leaves: Sequence[torch.Tensor] = ()) -> None:
-    """Note that eager would have freed the autograd graph of these tensors by now; stand-ins are ``leaves`` there."""
-    kept = set(autograd_nodes(leaves))
-    trace.freed.update(node for node in autograd_nodes(roots) if not hasattr(node, "variable") and node not in kept)
+def _free_graph(
+    trace: Trace,
+    roots: Sequence[torch.Tensor],
+    inputs: Sequence[torch.Tensor] | None,
+    kept: Sequence[torch.Tensor] = (),
+) -> None:
+    """Note through what no further backward can go in eager: it has passed a node that lets go of what it had saved.
+
+    A backward with ``inputs`` visits only what leads to them. What is behind the stand-ins ``kept`` is not visited either.
+    """
+    nodes = set(autograd_nodes(roots)) - set(autograd_nodes(kept))
+    if inputs is not None:
+        nodes = private_autograd_nodes.leading_to(nodes, map(private_autograd_nodes.gradient_node, inputs))
+    holders = [node for node in nodes if saves(node)]
+    trace.freed |= private_autograd_nodes.leading_to(nodes, holders).union(holders)
 
 
 class Gradients:
@@ -173,7 +186,7 @@ class Gradients:
             self._native(torch.autograd.backward, (roots, tangents), {**call, "retain_graph": True})
         trace.recorder.record(torch.autograd.backward, (roots, tangents), {**call, "retain_graph": retain}, None)
         if not (create if retain is None else retain):
-            _free_graph(trace, roots, [known.value for known, *_ in apart])
+            _free_graph(trace, roots, inputs, [known.value for known, *_ in apart])
 
     def grad(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """``torch.autograd.grad(...)``."""
@@ -193,7 +206,7 @@ class Gradients:
             result = self._native(torch.autograd.grad, (outputs, inputs, tangents), {**given, "retain_graph": True})
         recorder.record(torch.autograd.grad, (outputs, inputs, tangents), {**given, "retain_graph": retain}, result)
         if not (given.get("create_graph", False) if retain is None else retain):
-            _free_graph(self._values.trace, outputs)
+            _free_graph(self._values.trace, outputs, inputs)
         return result
 
     def _check_freed(self, roots: Sequence[torch.Tensor]) -> None:

@@ -17,6 +17,7 @@ import torch
 from dovetail.aot.joint_graph import JointGraph
 from dovetail.runtime.derivatives import Gradients
 from dovetail.runtime.function import Call, CompiledBackward, DifferentiableGraph, FlatCallable
+from dovetail.runtime.output_dependencies import require_gradient
 from dovetail.torch_private import calls as private_calls
 from dovetail.torch_private import state as private_state
 from dovetail.whole_calls.handles import detached
@@ -176,5 +177,6 @@ def _apply(groups: Groups, flags: Sequence[bool], graph: DifferentiableGraph, *g
         edges = [value.detach() if flag else value for value, flag in zip(given, is_cut_off, strict=True)]
         made = apply(shared.call, flags, outputs, *[results[index] for index in outputs], *edges)
         for index, value in zip(outputs, made, strict=True):
-            results[index] = value
+            # What leads to no input at all was computed from a leaf that the program has made.
+            results[index] = value if value.requires_grad else require_gradient(value)
     return results

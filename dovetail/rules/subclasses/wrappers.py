@@ -185,21 +185,28 @@ class Wrapped(torch.autograd.Function):
         if ctx.form is not None and ctx.form.caught is not None:
             ctx.form.caught.append(gradient)
             return None, None, *[None] * len(ctx.maker.names)
-        if ctx.form is not None and type(gradient) is ctx.maker.kind:
-            ctx.form.maker, parts = WrapperMaker.of(gradient), list(parts_of(gradient)[0].values())
-            if [part.shape for part in parts] != ctx.sizes:
-                kind, trace = ctx.maker.kind.__name__, open_trace()
-                reason = f"the gradient of a {kind} is one whose parts have other sizes than its own"
-                if trace is not None and trace.settings.allows(OTHER_FORMS):
-                    raise Retry(reason, without=OTHER_FORMS)
-                raise CaptureError(
-                    f"{reason}: {ctx.form.maker.context}",
-                    advice="leave what computes with it to eager, and compile the modules around it",
-                )
-            return None, None, *parts
         if ctx.form is None:
             check_unchanged([ctx.result])
-        return None, None, *ctx.maker.take_apart(gradient)
+            return None, None, *ctx.maker.take_apart(gradient)
+        return None, None, *_parts_while_capturing(ctx, gradient)
+
+
+def _parts_while_capturing(ctx: Any, gradient: torch.Tensor) -> list[torch.Tensor]:
+    """The inner tensors of the gradient of an input; raises :class:`CaptureError` where no graph can return them."""
+    advice = "leave what computes with it to eager, and compile the modules around it"
+    if type(gradient) is not ctx.maker.kind:
+        try:
+            return ctx.maker.take_apart(gradient)  # type: ignore[no-any-return]
+        except InputError as error:
+            raise CaptureError(error.what, advice=advice) from None
+    ctx.form.maker, parts = WrapperMaker.of(gradient), list(parts_of(gradient)[0].values())
+    if [part.shape for part in parts] != ctx.sizes:
+        trace = open_trace()
+        reason = f"the gradient of a {ctx.maker.kind.__name__} is one whose parts have other sizes than its own"
+        if trace is not None and trace.settings.allows(OTHER_FORMS):
+            raise Retry(reason, without=OTHER_FORMS)
+        raise CaptureError(f"{reason}: {ctx.form.maker.context}", advice=advice)
+    return parts
 
 
 def inner_tensor(wrapper: torch.Tensor, name: str, form: GradientForm | None = None) -> torch.Tensor:

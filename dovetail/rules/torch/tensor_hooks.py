@@ -87,6 +87,7 @@ class Tape:
         """Register a hook on a traced tensor; a replay of the trace's program registers one of its own."""
         with trace.recorder.paused():
             handle = tensor.register_hook(hook)
+            private_autograd_nodes.note_hook(tensor)
         trace.recorder.record(partial(self.register, names), (tensor, _VALUES), {}, None)
         return handle
 

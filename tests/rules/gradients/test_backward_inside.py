@@ -231,6 +231,85 @@ def test_a_graph_that_was_freed_is_used_again() -> None:
             compiled(leaf(3))
 
 
+def twice_through_what_saves_nothing(x: torch.Tensor) -> Any:
+    shifted = x + 1
+    shifted.sum().backward()
+    shifted.sum().backward()
+    return shifted
+
+
+def beside_what_was_freed(x: torch.Tensor) -> Any:
+    grown, shifted = x.exp(), x - 1
+    (grown.sum() + shifted.sum()).backward()
+    return shifted.reshape(-1) + 2
+
+
+def by_stages(x: torch.Tensor) -> Any:
+    middle = x.exp()
+    end = middle.sin()
+    (first,) = torch.autograd.grad(end.sum(), middle)
+    (second,) = torch.autograd.grad(middle, x, first)
+    return first, second
+
+
+def up_to_a_middle_that_is_returned(x: torch.Tensor) -> Any:
+    middle = x.exp()
+    (slope,) = torch.autograd.grad(middle.sin().sum(), middle)
+    return middle, slope
+
+
+def for_some_inputs_only(x: torch.Tensor) -> Any:
+    weight = torch.ones(3, dtype=torch.float64, requires_grad=True)
+    (x.exp() * weight).sin().sum().backward(inputs=[weight])
+    return x.cos(), weight.grad
+
+
+@pytest.mark.parametrize(
+    "function",
+    [
+        twice_through_what_saves_nothing,
+        beside_what_was_freed,
+        by_stages,
+        up_to_a_middle_that_is_returned,
+        for_some_inputs_only,
+    ],
+)
+def test_a_backward_frees_only_what_it_visits_and_what_was_saved(function: Function) -> None:
+    found = []
+    for f in (function, dovetail.compile(function, backend="aten", fullgraph=True)):
+        x = leaf(3)
+        for _ in range(2):
+            results = f(x)
+            roots = [item for item in torch.utils._pytree.tree_leaves(results) if item.requires_grad]
+            for _ in range(1 if function is up_to_a_middle_that_is_returned or len(roots) == 0 else 2):
+                for root in roots:
+                    root.sum().backward(retain_graph=function is for_some_inputs_only)
+        found.append((results, x.grad))
+    same(found[0], found[1])
+
+
+def freed_behind(x: torch.Tensor) -> Any:
+    end = x.exp().sin()
+    torch.autograd.grad(end.sum(), x)
+    return end + 1
+
+
+def freed_up_to_the_middle(x: torch.Tensor) -> Any:
+    middle = x.exp()
+    end = middle.sin()
+    torch.autograd.grad(end.sum(), middle)
+    return end.reshape(-1)
+
+
+@pytest.mark.parametrize("function", [freed_behind, freed_up_to_the_middle])
+def test_what_was_freed_behind_a_result_is_missed_by_its_backward(function: Function) -> None:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", EagerFallbackWarning)
+        for f in (function, dovetail.compile(function, backend="aten")):
+            with pytest.raises(RuntimeError, match="a second time"):
+                f(leaf(3)).sum().backward()
+
+
 def test_backward_behind_a_non_leaf_runs_in_eager() -> None:
     def function(x: torch.Tensor) -> torch.Tensor:
         loss = x.sin().sum()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable
 from typing import Any
 
@@ -112,3 +113,50 @@ def test_an_optimizer_over_wrappers_that_exists_before() -> None:
     with pytest.warns(EagerFallbackWarning):
         found = run(True)
     assert found == run(False)
+
+
+class Boxed(torch.Tensor):
+    """A wrapper of one tensor; what is computed with it is boxed too."""
+
+    @staticmethod
+    def __new__(cls, inner: torch.Tensor) -> Boxed:
+        made = torch.Tensor._make_wrapper_subclass(
+            cls, inner.shape, dtype=inner.dtype, requires_grad=inner.requires_grad
+        )
+        made.inner = inner
+        return made
+
+    def __tensor_flatten__(self) -> tuple[list[str], None]:
+        return ["inner"], None
+
+    @staticmethod
+    def __tensor_unflatten__(inner: Any, context: None, size: Any, stride: Any) -> Boxed:
+        return Boxed(inner["inner"])
+
+    @classmethod
+    def __torch_dispatch__(cls, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if any(issubclass(kind, TwoTensor) for kind in types):
+            return NotImplemented
+        opened = torch.utils._pytree.tree_map_only(Boxed, lambda box: box.inner, (args, kwargs or {}))
+        return torch.utils._pytree.tree_map_only(torch.Tensor, Boxed, function(*opened[0], **opened[1]))
+
+
+@pytest.mark.parametrize("outer", [False, True])
+def test_a_gradient_of_another_class_is_left_to_eager(outer: bool) -> None:
+    def function(boxed: Any, pair: Any) -> Any:
+        return boxed * pair * 2 if outer else boxed.detach() * pair * boxed.sin()
+
+    def inputs() -> Any:
+        pair = wrapper(1.0, 2.0)
+        return Boxed(torch.full((3,), 0.5, requires_grad=True)), pair
+
+    found = []
+    for f in (function, dovetail.compile(function, backend="aten")):
+        boxed, pair = inputs()
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", EagerFallbackWarning)
+            result = f(boxed, pair)
+        result.sum().backward()
+        found.append((type(result), type(boxed.grad), type(boxed.grad.a), result.a.inner, boxed.grad.b.inner))
+    assert found[0][:3] == found[1][:3] == (TwoTensor, TwoTensor, Boxed)
+    assert all(torch.equal(left, right) for left, right in zip(found[0][3:], found[1][3:], strict=True))
