@@ -136,8 +136,7 @@ class _Description:
             return ViewOutput(output, view_of_custom_function, True, True)
         if output.is_leaf and value._base is not None:
             # A view made without recording of what requires a gradient says so too, and takes none; another one is a leaf.
-            if not value._base.requires_grad:
-                output = FreshOutput(output.index, False, output.is_freed)
+            output = output if value._base.requires_grad else FreshOutput(output.index)
             return ViewOutput(output, whole_view, False, True)
         return output
 

@@ -144,7 +144,7 @@ class AmbientState:
         metadata=_read("anomaly mode", torch.is_anomaly_enabled, torch.is_anomaly_check_nan_enabled)
     )
     other_switches: tuple[bool, ...] = field(
-        metadata=_read("a switch for threads, views or forward-mode", private_state.other_switches), compare=False
+        metadata=_read("other switches", *[read for _, read, _ in private_state.OTHER_SWITCHES]), compare=False
     )
     watched: tuple[Any, ...] = field(metadata=_read("what is patched", lambda: tuple([one.read() for one in WATCHED])))
     jit_tracing: bool = field(metadata=_read("torch.jit.trace", private_state.is_jit_tracing))

@@ -161,13 +161,13 @@ KERNEL_FLAG_NAMES = tuple(name for name, _, _ in _KERNEL_SWITCHES)
 _KERNEL_READERS = tuple(read for _, read, _ in _KERNEL_SWITCHES)
 
 #: Switches on which nothing in a graph depends.
-_OTHER_SWITCHES: tuple[_Switch, ...] = (
+OTHER_SWITCHES: tuple[_Switch, ...] = (
     ("multithreading", torch._C._is_multithreading_enabled, torch._C._set_multithreading_enabled),
     ("view replay", torch._C._is_view_replay_enabled, torch._C._set_view_replay_enabled),
     ("forward gradients", torch._C._is_fwd_grad_enabled, torch._C._set_fwd_grad_enabled),
 )
 #: All switches that a block of a program may change.
-_SWITCHES: tuple[_Switch, ...] = (*_KERNEL_SWITCHES, *_OTHER_SWITCHES)
+_SWITCHES: tuple[_Switch, ...] = (*_KERNEL_SWITCHES, *OTHER_SWITCHES)
 _READERS = tuple(read for _, read, _ in _SWITCHES)
 
 
@@ -182,11 +182,6 @@ def kernel_flags(read: tuple[Callable[[], Any], ...] = _KERNEL_READERS) -> tuple
         return tuple([one() for one in read])
     except RuntimeError:
         return tuple(map(unless_mixed, read))
-
-
-def other_switches() -> tuple[bool, ...]:
-    """The switches on which nothing in a graph depends."""
-    return tuple([read() for _, read, _ in _OTHER_SWITCHES])
 
 
 def set_kernel_flags(old: tuple[Any, ...], new: tuple[Any, ...]) -> None:

@@ -54,9 +54,8 @@ IMPURE_TORCH = frozenset(
         *("manual_seed", "seed", "set_rng_state", "get_rng_state", "initial_seed", "get_num_threads"),
         *("get_num_interop_threads", "set_default_dtype", "set_default_device", "set_default_tensor_type", "save"),
         *("load", "set_num_threads", "use_deterministic_algorithms", "set_printoptions", "synchronize", "compile"),
-        *("set_warn_always", "set_flush_denormal"),
         *("from_numpy", "from_file", "frombuffer", "set_float32_matmul_precision", "fork_rng", "backward"),
-        *("retain_grad", "Generator", "swap_tensors"),
+        *("retain_grad", "Generator", "swap_tensors", "set_warn_always", "set_flush_denormal"),
     }
 )
 LOCKS = (type(threading.Lock()), type(threading.RLock()))
