@@ -11,7 +11,6 @@
 from __future__ import annotations
 
 import contextlib
-import functools
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field, fields
 from typing import Any, NamedTuple
@@ -26,21 +25,6 @@ from dovetail.torch_private import tracing as private_tracing
 AUTOCAST_DEVICES = tuple(
     name for name in ("cpu", "cuda", "xpu", "mps", "mtia", "hpu") if torch.amp.is_autocast_available(name)
 )
-#: State that torch's C++ check of global state overlooks, such as the type that autocast will use once it is enabled.
-_OVERLOOKED: tuple[Callable[[], Any], ...] = (
-    torch.is_inference_mode_enabled,
-    private_state.function_mode_count,
-    private_state.dispatch_mode_count,
-    private_state.functorch_level,
-    private_state.forward_ad_level,
-    private_state.is_jit_tracing,
-    torch.compiler.is_compiling,
-    torch.is_anomaly_enabled,
-    torch.is_anomaly_check_nan_enabled,
-    private_autograd.has_saved_tensor_hooks,
-    private_state.kernel_flags,
-    *(functools.partial(torch.get_autocast_dtype, name) for name in AUTOCAST_DEVICES),
-)
 
 
 class Watched(NamedTuple):
@@ -51,6 +35,8 @@ class Watched(NamedTuple):
 
 
 WATCHED: list[Watched] = []
+#: Faster forms of :meth:`AmbientState.matches`; the last one decides.
+MATCHERS: list[Callable[[AmbientState], Callable[[], bool]]] = []
 
 
 def autocast_state() -> tuple[tuple[str, bool, torch.dtype], ...]:
@@ -188,27 +174,8 @@ class AmbientState:
         return [sentence for sentences in found for sentence in sentences]
 
     def matcher(self) -> Callable[[], bool]:
-        """A fast form of :meth:`matches`, for a check that runs at every call."""
-        readers, has_modes = (*_OVERLOOKED, *(one.read for one in WATCHED)), bool(self.function_modes)
-        seen: list[Any] | None = None
-        fast: Callable[[], bool] | None = None
-
-        def matches() -> bool:
-            nonlocal seen, fast
-            if seen is not None:
-                if [read() for read in readers] != seen:
-                    return False
-                if fast is not None and fast():
-                    return True
-            # The C++ check also wants the same number of threads: a difference is found slowly, and the check made anew.
-            if not self.matches():
-                return False
-            seen = [read() for read in readers]
-            # Another mode in the place of one is not seen by their number.
-            fast = None if has_modes else private_state.global_state_check()
-            return True
-
-        return matches
+        """A function that says what :meth:`matches` says, for a check that runs at every call."""
+        return MATCHERS[-1](self) if MATCHERS else self.matches
 
     def differing(self, other: AmbientState) -> list[str]:
         """The names of the fields that differ."""

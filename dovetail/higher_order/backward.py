@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import functools
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
@@ -54,6 +54,8 @@ class _Refused(torch.autograd.Function):
 
 def _distinct(values: list[torch.Tensor]) -> list[torch.Tensor]:
     """The same tensors, each an object of its own: a captured function has one input for each."""
+    if len(set(map(id, values))) == len(values):
+        return values
     seen: set[int] = set()
     for position, value in enumerate(values):
         if id(value) in seen:
@@ -204,10 +206,11 @@ class DifferentiableBackward:
         kept.check_saved(edges, saved)
         primals = kept.unpack(edges, self.needed.for_outputs(defined))
         wanted = private_autograd_nodes.wanted_edges(edges)
-        flat = _distinct([*primals.values(), *(tangent for tangent in tangents if tangent is not None)])
-        request = Request(defined, wanted, dict(zip(primals, flat)), tuple(flat[len(primals) :]))
-        kind = self._kind(request)
-        found = self._find(kind, request)
+        flat = _distinct([*primals.values(), *[tangent for tangent in tangents if tangent is not None]])
+        kind = self._kind(defined, wanted, primals, flat[len(primals) :])
+        found = self._look(kind, flat)
+        if found is None:
+            found = self._find(kind, Request(defined, wanted, dict(zip(primals, flat)), tuple(flat[len(primals) :])))
         if isinstance(found, HigherOrderGradientError):
             if plain is None:
                 raise _anew(found)
@@ -215,7 +218,7 @@ class DifferentiableBackward:
         # Detached: one that is a result of the forward's node would lead back to it.
         inputs = [*flat, *[saved[place].detach() for place in found.reused]]
         gradients = self._with_its_numbers(kept, found.run, inputs)
-        if plain is not None and found not in self._compared and not private_state.is_any_autocast_on():
+        if found not in self._compared and plain is not None and not private_state.is_any_autocast_on():
             with torch.no_grad():
                 expected = plain()
             if not agree(gradients, [expected[index] for index in wanted]) and (
@@ -248,26 +251,27 @@ class DifferentiableBackward:
             self._compiled[kind.pattern] = []
         return error
 
-    def _kind(self, request: Request) -> _Kind:
+    def _kind(
+        self,
+        defined: tuple[bool, ...],
+        wanted: tuple[int, ...],
+        primals: Mapping[int, torch.Tensor],
+        tangents: Sequence[torch.Tensor],
+    ) -> _Kind:
         autocast = autocast_state() if private_state.is_any_autocast_on() else None
-        tangents = request.tangents
         types = tuple([(value.dim(), value.dtype, value.device, value.requires_grad) for value in tangents])
-        varying = [request.primals[index] for index in self.needed.varying if index in request.primals]
-        return _Kind((request.defined, request.wanted, autocast, types), sizes_and_strides([*varying, *tangents]))
+        varying = [primals[index] for index in self.needed.varying if index in primals]
+        return _Kind((defined, wanted, autocast, types), sizes_and_strides([*varying, *tangents]))
 
     def _find(self, kind: _Kind, request: Request) -> CapturedBackward | HigherOrderGradientError:
-        found = self._look(kind, request)
-        if found is None:
-            with self._lock:
-                found = self._look(kind, request) or self._add(request, kind)
-        return found
+        with self._lock:
+            return self._look(kind, [*request.primals.values(), *request.tangents]) or self._add(request, kind)
 
-    def _look(self, kind: _Kind, request: Request) -> CapturedBackward | HigherOrderGradientError | None:
-        flat = [*request.primals.values(), *request.tangents]
+    def _look(self, kind: _Kind, flat: Sequence[torch.Tensor]) -> CapturedBackward | HigherOrderGradientError | None:
         for version in self._compiled.get(kind.pattern, ()):
             if version.fits(kind.sizes, flat):
                 return version
-        return self._refusals.get(kind)
+        return self._refusals.get(kind) if self._refusals else None
 
     def _add(self, request: Request, kind: _Kind) -> CapturedBackward | HigherOrderGradientError:
         versions = self._compiled.get(kind.pattern, [])

@@ -39,7 +39,7 @@ class NeededInputs:
         return frozenset().union(*(item for item, flag in zip(self.of_outputs, defined, strict=True) if flag))
 
 
-_version = operator.attrgetter("_version")
+_version, _is_leaf = operator.attrgetter("_version"), operator.attrgetter("is_leaf")
 
 
 class Leaves:
@@ -61,7 +61,9 @@ class Leaves:
         )
         self.others = tuple(index for index in needed.indices if index not in self.indices)
         # A parameter cannot become anything but a leaf, and whether an input requires a gradient is guarded.
-        self._checked = tuple(index for index in self.indices if not isinstance(primals[index], torch.nn.Parameter))
+        self._checked = _getter(
+            tuple(index for index in self.indices if not isinstance(primals[index], torch.nn.Parameter))
+        )
         places = {id(value): place for place, value in enumerate(saved or ())}
         self.held = tuple(index for index in self.indices if id(primals[index]) in places)
         self.noted = tuple(index for index in self.indices if index not in self.held)
@@ -73,7 +75,7 @@ class Leaves:
 
     def hold(self, primals: Sequence[torch.Tensor]) -> bool:
         """Whether these inputs are leaves where those were; one that has become a leaf may still be kept like the others."""
-        return all(primals[index].is_leaf for index in self._checked)
+        return all(map(_is_leaf, self._checked(primals)))
 
     def are_saved(self, primals: Sequence[torch.Tensor], saved: Sequence[Any]) -> bool:
         """Whether the graph has saved leaves again: a backend may return copies of its inputs from some call on.
@@ -132,22 +134,21 @@ class KeptInputs:
 
         For those that the graph has saved itself, the saved value must be read first, which raises that error.
         """
-
-        def is_wanted(index: int) -> bool:
-            return only is None or index in only
-
         found: dict[int, torch.Tensor] = {}
         for index, version in zip(self.leaves, self.versions, strict=True):
-            if is_wanted(index):
-                value = edges[index][0].variable
+            if only is None or index in only:
+                value = found[index] = edges[index][0].variable
                 if value._version != version:
                     raise RuntimeError(
                         "one of the variables needed for gradient computation has been modified by an inplace operation: "
                         f"[{value.type().removeprefix('torch.')} {list(value.shape)}] is at version {value._version}; expected "
                         f"version {version} instead. Hint: it is an input of a compiled function."
                     )
-                found[index] = value
-        found.update({index: edges[index][0].variable for index in self.held if is_wanted(index)})
-        found.update({index: saved.unpack() for index, saved in self.saved if is_wanted(index)})
+        for index in self.held:
+            if only is None or index in only:
+                found[index] = edges[index][0].variable
+        for index, saved in self.saved:
+            if only is None or index in only:
+                found[index] = saved.unpack()
         # In one order, whichever of them are leaves in this call: the captured backward takes them by position.
-        return dict(sorted(found.items()))
+        return {index: found[index] for index in self.by.needed.indices if index in found}

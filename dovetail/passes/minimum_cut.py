@@ -87,7 +87,11 @@ def minimum_cut(
     if "source" not in left or "sink" not in left:
         return []
     behind = _behind_the_cut(left)
-    return [node for node in relevant if (node.name, "in") not in behind and (node.name, "out") in behind]
+    # A constant is computed again: nothing enters it.
+    ends = ((node, (node.name, "in"), (node.name, "out")) for node in relevant)
+    return [
+        node for node, entering, leaving in ends if entering in left and entering not in behind and leaving in behind
+    ]
 
 
 #: What can still flow, by the two ends of an edge.

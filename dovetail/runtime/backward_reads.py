@@ -7,9 +7,8 @@ here, so that no gradient is made of what was there before.
 
 from __future__ import annotations
 
-import contextlib
 import threading
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
@@ -111,11 +110,16 @@ def pending_reads() -> CallReads | None:
     return _pending.reads
 
 
-@contextlib.contextmanager
-def reads_of(reads: CallReads | None) -> Iterator[None]:
+class reads_of:
     """Autograd nodes that are made in the block look at ``reads`` before their backward runs."""
-    before, _pending.reads = _pending.reads, reads
-    try:
-        yield
-    finally:
-        _pending.reads = before
+
+    __slots__ = ("_before", "_reads")
+
+    def __init__(self, reads: CallReads | None) -> None:
+        self._reads = reads
+
+    def __enter__(self) -> None:
+        self._before, _pending.reads = _pending.reads, self._reads
+
+    def __exit__(self, *error: object) -> None:
+        _pending.reads = self._before

@@ -172,6 +172,7 @@ class CompiledBackward(torch.autograd.Function):
 
 private_calls.hide_from_dynamo(CompiledBackward.backward)
 _direct_apply = private_autograd.direct_apply(CompiledBackward)
+private_autograd.call_directly(CompiledBackward)
 
 
 class DifferentiableGraph:
@@ -249,8 +250,9 @@ class DifferentiableGraph:
         primals = self.from_edges(given)
         if self._standing is None:
             self._standing = [index for index, value in enumerate(primals) if origins_of(value)]
-        origins = [noted for index in self._standing for noted in origins_of(primals[index])]
-        origins += [(primals[index], primals[index]._version + count) for index, count in self.read_later]
+        origins = [noted for index in self._standing for noted in origins_of(primals[index])] if self._standing else []
+        for index, count in self.read_later:
+            origins.append((primals[index], primals[index]._version + count))
         derivatives = self.derivatives
         kept = None if derivatives is None else derivatives.keep(primals)
         call = ctx.call = Call(self, origins, pending_reads(), kept)
@@ -304,7 +306,9 @@ class DifferentiableGraph:
         run, values = self._backward(defined), self._graph_inputs(call, self.saved(ctx, call, defined), tangents)
         # Then only the list holds what is saved, so that the graph frees each value when it has read it for the last time.
         self._free(ctx, call, defined)
-        with partial_gradients() if call.is_partial else contextlib.nullcontext():
+        if not call.is_partial:
+            return self.to_edges(run(values))
+        with partial_gradients():
             return self.to_edges(run(values))
 
     def _with_derivative(self, ctx: Any, call: Call, tangents: Gradients, defined: Pattern) -> Gradients:
@@ -345,8 +349,11 @@ class DifferentiableGraph:
         return self.derivatives is None or self.derivatives.has_other_types(defined)
 
     def _graph_inputs(self, call: Call, saved: Sequence[Any], tangents: Gradients) -> list[Any]:
-        pairs = zip(tangents, call.strides, strict=True)
-        return [*saved, *[_with_strides(tangent, strides) for tangent, strides in pairs if tangent is not None]]
+        values = list(saved)
+        for tangent, strides in zip(tangents, call.strides, strict=True):
+            if tangent is not None:
+                values.append(_with_strides(tangent, strides))
+        return values
 
     def saved(self, ctx: Any, call: Call, defined: Pattern) -> Sequence[Any]:
         """What the forward has saved; raises eager's error where it was freed, or any of it written to."""

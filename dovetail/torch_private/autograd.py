@@ -36,6 +36,11 @@ def direct_apply(function: type[torch.autograd.Function]) -> Callable[..., Any]:
     return apply
 
 
+def call_directly(function: type[torch.autograd.Function]) -> None:
+    """Have the engine call ``function.backward`` without asking first which of two ways the class defines it (0.5 us)."""
+    function._backward_cls.apply = function.backward  # type: ignore[attr-defined]
+
+
 def current_backward() -> int:
     """The number of the backward that runs in this thread, -1 outside of one."""
     return int(torch._C._current_graph_task_id())
@@ -63,10 +68,10 @@ def wanted_gradients() -> list[Any]:
     return [item for inputs in found for item in inputs]
 
 
-def asked_for(frame: types.FrameType | None) -> list[Sequence[Any]]:
-    """The ``inputs`` of each backward on a thread's stack, the innermost first."""
+def asked_for(frame: types.FrameType | None, most: int = sys.maxsize) -> list[Sequence[Any]]:
+    """The ``inputs`` of each backward on a thread's stack, the innermost first, of no more than ``most``."""
     found: list[Sequence[Any]] = []
-    while frame is not None:
+    while frame is not None and len(found) < most:
         if frame.f_code is _ENGINE_CODE:
             # (gradients, retain_graph, create_graph, inputs, ...), as torch.autograd.grad and backward hand them over
             found.append(frame.f_locals["args"][3])

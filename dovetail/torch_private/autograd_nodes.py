@@ -18,6 +18,9 @@ FUNCTION_APPLY = getattr(FUNCTION_APPLY, "__func__", FUNCTION_APPLY)
 #: Questions to the engine that may raise before all leaves count as wanted: each error takes 50 us.
 _MOST_ERRORS = 4
 
+_LEAF_NODE: type = torch._C._functions.AccumulateGrad
+_make_saved: Any = getattr(torch._C._autograd, "_make_saved_tensor", None)
+
 #: What the modes of gradients call, and what a mode of torch's functions is told of.
 SET_GRAD_ENABLED: Any = torch._C._set_grad_enabled
 
@@ -92,13 +95,13 @@ def wanted_edges(edges: Sequence[tuple[Any, int]]) -> tuple[int, ...]:
     if len(leading) == 1:
         # The node runs because of it.
         return tuple(leading)
-    calls = asked_for(sys._getframe())
+    calls = asked_for(sys._getframe(), 1)
     asked = {id(item if isinstance(item, torch.Tensor) else item.node) for item in (calls[0] if calls else ())}
     wanted: list[int] = []
     raised = 0
     for index in leading:
         node = edges[index][0]
-        is_leaf = hasattr(node, "variable")
+        is_leaf = type(node) is _LEAF_NODE
         if asked and is_leaf:
             # torch raises when it is asked about a leaf that autograd.grad was asked for.
             if id(node.variable) in asked or id(node) in asked:
@@ -119,8 +122,7 @@ def make_saved_tensor(value: torch.Tensor) -> Any:
     """An input as an autograd node saves it: ``unpack()`` gives it with its gradient edge, or eager's error if it was
     written to meanwhile. It takes 0.3 us, and makes no cycle when the input itself is written to later.
     """
-    make = getattr(torch._C._autograd, "_make_saved_tensor", None)
-    return _SavedByNode(value) if make is None else make(value, False)
+    return _SavedByNode(value) if _make_saved is None else _make_saved(value, False)
 
 
 class _SavedByNode:

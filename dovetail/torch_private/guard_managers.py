@@ -12,6 +12,8 @@ from typing import Any
 
 import torch
 
+_version: Callable[[dict[Any, Any]], int] = torch._C._dynamo.guards.dict_version
+
 
 def dictionary_versions(tables: Sequence[dict[Any, Any]]) -> list[tuple[int, int]]:
     """For each dictionary its count of writes, a number that no other dictionary has, and its length.
@@ -19,7 +21,12 @@ def dictionary_versions(tables: Sequence[dict[Any, Any]]) -> list[tuple[int, int
     Reading the count makes the dictionary keep it from then on. The length is part of it because from Python 3.12 on the count
     misses one kind of write: an update of an empty dictionary from another one.
     """
-    return list(zip(map(torch._C._dynamo.guards.dict_version, tables), map(dict.__len__, tables), strict=True))
+    return list(zip(map(_version, tables), map(dict.__len__, tables), strict=True))
+
+
+def flat_versions(tables: Sequence[dict[Any, Any]]) -> list[int]:
+    """The same numbers in one list, which is made faster."""
+    return [*map(_version, tables), *map(len, tables)]
 
 
 def unchanged_check(

@@ -184,6 +184,15 @@ def kernel_flags(read: tuple[Callable[[], Any], ...] = _KERNEL_READERS) -> tuple
         return tuple(map(unless_mixed, read))
 
 
+def kernel_readers() -> tuple[Callable[[], Any], ...]:
+    """Functions that say together what :func:`kernel_flags` says, each at once where torch lets them be read one by one."""
+    try:
+        [read() for read in _KERNEL_READERS]
+    except RuntimeError:
+        return (kernel_flags,)
+    return _KERNEL_READERS
+
+
 def set_kernel_flags(old: tuple[Any, ...], new: tuple[Any, ...]) -> None:
     """Set the switches that differ between two results of :func:`kernel_flags`."""
     for (_, _, write), before, after in zip(_KERNEL_SWITCHES, old, new, strict=True):

@@ -154,6 +154,26 @@ def test_non_leaf_inputs() -> None:
     both(style, lambda y, v: (y * v).exp().sum())
 
 
+def test_an_input_from_a_function_that_keeps_a_variable() -> None:
+    class Doubled(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx: Any, x: torch.Tensor) -> torch.Tensor:
+            ctx.variable = torch.ones(3)  # the name under which a leaf's node has its tensor
+            return x * 2
+
+        @staticmethod
+        def backward(ctx: Any, gradient: torch.Tensor) -> torch.Tensor:  # type: ignore[override]
+            return gradient * 2
+
+    def style(f: Function) -> Any:
+        x, y = leaf(3), leaf(3, seed=1)
+        between = Doubled.apply(x)  # type: ignore[no-untyped-call]
+        first = torch.autograd.grad(f(between, y), (x, y), create_graph=True)
+        return [*first, *torch.autograd.grad(first[0].sum() + first[1].sum(), (x, y))]
+
+    both(style, lambda x, y: (x.square() * y.sin()).sum())
+
+
 def test_functional_style() -> None:
     parameters = {"weight": leaf(3, 3), "bias": leaf(3, seed=1)}
 

@@ -8,9 +8,10 @@ import random
 from typing import Any
 
 import pytest
+import torch
 
 from dovetail.errors import GraphInvalidError
-from dovetail.passes.minimum_cut import _behind_the_cut
+from dovetail.passes.minimum_cut import _behind_the_cut, minimum_cut
 
 Edges = dict[tuple[Any, Any], float]
 
@@ -68,3 +69,19 @@ def test_a_long_chain_of_values_that_are_all_read() -> None:
         if number:
             edges[(number - 1, "out"), (number, "in")] = math.inf
     assert weight(edges, set(_behind_the_cut(network_of(edges)))) == 2
+
+
+def test_a_constant_is_computed_again_and_not_saved() -> None:
+    graph = torch.fx.Graph()
+    given = graph.placeholder("given")
+    zeros = graph.call_function(torch.ops.aten.full.default, ([64, 64], 0.0))
+    one = graph.call_function(torch.ops.aten.scalar_tensor.default, (1.0,))
+    product = graph.call_function(torch.ops.aten.mm.default, (given, zeros))
+    for node, shape in ((given, (64, 64)), (zeros, (64, 64)), (one, ()), (product, (64, 64))):
+        node.meta["val"] = torch.empty(shape, device="meta")
+    assert minimum_cut([zeros, one]) == []
+    assert set(minimum_cut([zeros, one, product])) == {product}
+    # What only moves a constant's values is one too.
+    moved = graph.call_function(torch.ops.aten.expand.default, (one, [64, 64]))
+    moved.meta["val"] = torch.empty(64, 64, device="meta")
+    assert minimum_cut([moved]) == []

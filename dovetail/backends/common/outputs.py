@@ -74,6 +74,11 @@ class _Repairs:
         return found
 
     @property
+    def are_needed(self) -> bool:
+        """Whether there is anything to repair."""
+        return bool(self.counted or self.aliases or self.attached or self.restride)
+
+    @property
     def needed_inputs(self) -> set[int]:
         """The inputs that an output may share memory with."""
         return {source for alias in self.aliases for source in alias.inputs}
@@ -103,19 +108,21 @@ def guard_outputs(compiled: CompiledCallable, promised_strides: Sequence[Strides
     """
     repairs: _Repairs | None = None
     needed: set[int] = set()
+    below, without_autocast = private_operators.BelowAutograd, private_operators.NoAutocast
 
     def run(inputs: list[Any]) -> list[Any]:
         nonlocal repairs, needed
-        with private_operators.BelowAutograd(), private_operators.NoAutocast():
+        with below(), without_autocast():
             if repairs is None:
                 sources = dict(enumerate(inputs))
                 outputs = list(compiled(inputs))
                 repairs = _Repairs.find(sources, outputs, promised_strides)
                 needed = repairs.needed_inputs
             else:
-                sources = {index: inputs[index] for index in needed}
+                sources = {index: inputs[index] for index in needed} if needed else {}
                 outputs = list(compiled(inputs))
-            repairs.apply(sources, outputs)
+            if repairs.are_needed:
+                repairs.apply(sources, outputs)
         return outputs
 
     return run

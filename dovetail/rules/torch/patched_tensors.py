@@ -17,7 +17,7 @@ from dovetail.frontend.values.values import Values
 from dovetail.guards import Answers
 from dovetail.guards.ambient import WATCHED, Watched
 from dovetail.torch_private import tensors as private_tensors
-from dovetail.torch_private.guard_managers import dictionary_versions
+from dovetail.torch_private.guard_managers import flat_versions
 from dovetail.trace.program import RESOLVE
 
 _TABLES: list[dict[str, Any]] = [
@@ -65,7 +65,7 @@ def patches() -> tuple[Patch, ...]:
     >>> patches()
     ()
     """
-    versions = dictionary_versions(_TABLES)
+    versions = flat_versions(_TABLES)
     if versions != _last[0]:
         _last[:] = versions, _read()
     return _last[1]  # type: ignore[no-any-return]

@@ -16,6 +16,7 @@ import torch
 from torch._inductor import async_compile, codecache, cpp_builder, cpu_vec_isa
 from torch._inductor.utils import fresh_cache
 
+import dovetail
 from dovetail import cache
 from dovetail.backends.inductor import backend
 from dovetail.backends.inductor.job import Job
@@ -64,6 +65,40 @@ def test_kernels_with_equal_names_share_a_file() -> None:
 @pytest.mark.parametrize("text", ["#define N 3\n", "#if 1\n#endif\n", 'extern "C" int other();\n'])
 def test_what_would_reach_other_kernels_is_compiled_alone(text: str) -> None:
     assert inductor_kernels._without_directives(source("out_ptr0[i] = 1;", text)) is None
+
+
+def test_doubles_are_reduced_in_registers_where_torch_has_no_code_for_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    def is_there(*sources: str) -> bool:
+        return "VecReduceAllSIMD<double" in joined([(TYPES, text) for text in sources])
+
+    summing = source("at::vec::vec_reduce_all<double, 2>(plus, all);")
+    assert is_there(summing) and is_there(MORE, summing) and not is_there(MORE, DOUBLED)
+    assert inductor_kernels._is_joined([(TYPES, summing)]) and not inductor_kernels._is_joined([(TYPES, MORE)])
+    monkeypatch.setattr(inductor_kernels, "_lacks_reduced_doubles", lambda: False)
+    assert not is_there(summing) and not inductor_kernels._is_joined([(TYPES, summing)])
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("columns", [1, 7, 8, 20, 33])
+def test_reductions_of_rows_of_doubles(columns: int) -> None:
+    def reductions(x: torch.Tensor, y: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        both = x * y
+        return (
+            both.sum(1),
+            both.amax(1),
+            both.amin(1),
+            both.prod(1),
+            both.var(1, correction=0),
+            both.argmax(1),
+            x @ y,
+            both.sum(),
+        )
+
+    x, y = torch.randn(13, columns, dtype=torch.float64), torch.randn(columns, dtype=torch.float64)
+    x[3, -1], x[5, 0], x[7, columns // 2] = float("nan"), float("inf"), -float("inf")
+    compiled = dovetail.compile(reductions, backend="inductor", tiers="wait")
+    for one, other in zip(compiled(x, y), reductions(x, y), strict=True):
+        torch.testing.assert_close(one, other, equal_nan=True)
 
 
 @pytest.mark.slow
