@@ -14,6 +14,7 @@ import torch
 
 from dovetail.errors import BackendError
 from dovetail.rules.sizes.exact_numbers import real_power
+from dovetail.torch_private import tracing as private_tracing
 
 _aten = torch.ops.aten
 _CONVERT = torch.ops.prims.convert_element_type.default
@@ -87,22 +88,33 @@ def _double(graph: torch.fx.Graph, scalar: torch.fx.Node) -> torch.fx.Node:
 def _computed(
     graph: torch.fx.Graph, scalar: torch.fx.Node, tensors: dict[torch.fx.Node, torch.fx.Node]
 ) -> torch.fx.Node:
-    """Return the tensor of a number that Python computes."""
+    """Return the tensor of a number that Python computes, of other such numbers and of sizes."""
     nodes = [item for item in scalar.args if isinstance(item, torch.fx.Node)]
-    if not nodes or not all(item in tensors for item in nodes):
+    if not nodes or not all(item in tensors or isinstance(item.meta.get("val"), torch.SymInt) for item in nodes):
         raise _refusal(scalar, scalar)
-    example = tensors[nodes[0]].meta["val"]
+    known = [tensors[item].meta["val"] for item in nodes if item in tensors]
+    example = known[0] if known else _double_like(graph)
+    settings = {"dtype": torch.float64, "device": example.device}
     with graph.inserting_before(scalar):
         arguments = []
         for item in scalar.args:
-            if isinstance(item, torch.fx.Node):
+            if isinstance(item, torch.fx.Node) and item in tensors:
                 arguments.append(tensors[item])
                 continue
-            settings = {"dtype": torch.float64, "device": example.device}
-            constant = graph.call_function(_aten.full.default, ([], item), settings)
-            arguments.append(_with_value(constant, scalar, example))
+            # A whole number below 2^53 is a double; Python divides larger ones exactly, and no size is one.
+            is_size = isinstance(item, torch.fx.Node)
+            made_by, given = (_aten.scalar_tensor.default, (item,)) if is_size else (_aten.full.default, ([], item))
+            arguments.append(_with_value(graph.call_function(made_by, given, settings), scalar, example))
         made = graph.call_function(_NUMBERS[scalar.target], tuple(arguments))
     return _with_value(made, scalar, example)
+
+
+def _double_like(graph: torch.fx.Graph) -> torch.Tensor:
+    """A fake number of double precision where the tensors of the graph are."""
+    values = (node.meta.get("val") for node in graph.nodes)
+    like = next(value for value in values if isinstance(value, torch.Tensor))
+    with private_tracing.disable_current_modes(), torch.no_grad():
+        return like.new_empty((), dtype=torch.float64)
 
 
 def _with_value(made: torch.fx.Node, scalar: torch.fx.Node, value: torch.Tensor) -> torch.fx.Node:

@@ -1,0 +1,63 @@
+"""Floats that change from call to call, as tensors: Inductor takes no others."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import dovetail
+from dovetail.backends.common.outputs import own_copy
+from dovetail.backends.inductor.float_inputs import floats_as_tensors
+from dovetail.torch_private import tracing as private_tracing
+from tests.differential import same
+
+#: Programs whose numbers are made of a size, with whether the number is a float that is computed by Python.
+PROGRAMS: list[Callable[[Tensor], Any]] = [
+    lambda x: x * (x.shape[0] / (x.shape[0] - 1)),
+    lambda x: x.sum() * (1 / x.shape[0]) - x * (2.5 * x.shape[0]),
+    lambda x: x * (x.shape[0] / 3) ** 0.5 + math.sqrt(x.shape[0]),
+    lambda x: torch.nn.functional.batch_norm(x, torch.zeros(3), torch.ones(3), training=True, momentum=0.3),
+]
+
+
+@pytest.mark.parametrize("number", range(len(PROGRAMS)))
+def test_numbers_made_of_sizes(number: int) -> None:
+    function, rewritten = PROGRAMS[number], []
+
+    def compile(graph: torch.fx.GraphModule, inputs: Any, *, kind: Any, options: Any) -> Callable[[list[Any]], Any]:
+        own = own_copy(graph, private_tracing.lazy_graph_module)
+        floats_as_tensors(own)
+        rewritten.append(own)
+        return lambda given: list(torch.fx.Interpreter(own).run(*given))
+
+    backend = dovetail.backends.Backend("floats", compile, data_sizes=True)
+    compiled = dovetail.compile(function, backend=backend, dynamic=True, fullgraph=True)
+    for size in (4, 5, 9):
+        x = torch.randn(size, 3)
+        same(function(x), compiled(x), exact=False)
+    assert dovetail.events_of(compiled).count("capture") == 1
+    values = [node.meta.get("val") for graph in rewritten for node in graph.graph.nodes]
+    assert values and not any(isinstance(value, torch.SymFloat) for value in values)
+
+
+@pytest.mark.slow
+def test_batch_norm_at_many_batch_sizes_is_compiled_twice() -> None:
+    torch.manual_seed(0)
+    models = [nn.Sequential(nn.Linear(4, 3), nn.BatchNorm1d(3)).double() for _ in range(2)]
+    models[1].load_state_dict(models[0].state_dict())
+    compiled = dovetail.compile(models[1], backend="inductor", tiers="wait", fullgraph=True)
+    for size in (5, 6, 7, 9):
+        x = torch.randn(size, 4, dtype=torch.float64)
+        for model in (models[0], compiled):
+            model.zero_grad()
+            model(x).exp().sum().backward()
+        same(models[0].state_dict(), models[1].state_dict(), exact=False)
+        same(
+            [item.grad for item in models[0].parameters()], [item.grad for item in models[1].parameters()], exact=False
+        )
+    assert dovetail.events_of(compiled).count("capture") == 2
