@@ -144,7 +144,8 @@ class Trace:
         self._forgiven: set[Any] = set()
         self._looked_at = private_sizes.KnownSymbols()
         self._truths: set[Any] = set()
-        self._locate: Callable[[], UserLocation | None] = lambda: None
+        #: The user's present line, as whoever runs the program knows; None where it is not known.
+        self.locate: Callable[[], UserLocation | None] = lambda: None
         if isinstance(self.shape_env, RecordingShapeEnv):
             self.shape_env.locate = lambda: self.backward_line() if self.phase == "backward" else self.locate()
         self.random = RandomOperators()
@@ -184,14 +185,6 @@ class Trace:
             stack.enter_context(sdpa_kernel(SDPBackend.MATH))
         return self
 
-    def locate(self) -> UserLocation | None:
-        """The user's present line; None where it is not known."""
-        return self._locate()
-
-    def locate_by(self, locate: Callable[[], UserLocation | None]) -> None:
-        """Say how the user's present line is found: whoever runs the program knows."""
-        self._locate = locate
-
     @contextlib.contextmanager
     def in_user_backward(self) -> Iterator[None]:
         """A block in which a hook, or the backward of a custom ``autograd.Function``, runs."""
@@ -213,10 +206,8 @@ class Trace:
         self._at_close.append(function)
 
     def _close(self) -> None:
-        """Let go of the user's objects. The shape environment lives as long as the entry; the rest is garbage in circles, which
-        Python may find much later.
-        """
-        self._locate = lambda: None
+        """Let go of the user's objects, and open circles, which Python may find much later. The shape environment lives on."""
+        self.locate = lambda: None
         if isinstance(self.shape_env, RecordingShapeEnv):
             self.shape_env.locate = lambda: None
         for function in self._at_close:
@@ -224,6 +215,8 @@ class Trace:
         self.recorder = Recorder()
         for table in (self._at_close, self._by_real, self._by_value, self.inputs, self.replicas):
             table.clear()
+        vars(self.tracer).clear()
+        vars(self).pop("functional_mode", None)
 
     def input(self, real: torch.Tensor, name: str) -> TracedInput:
         """The traced input for a real tensor, or for a fake one of the caller's own fake mode; the same tensor gives the

@@ -145,6 +145,18 @@ def in_fork(work: Callable[[], object], words: Path) -> int:
         os._exit(status)
 
 
+class Counts(collections.Counter[str]):
+    """What was done so far; said each minute, so that a run that is stopped has said it too."""
+
+    _next = 0.0
+
+    def said(self, where: str) -> None:
+        """Print the counts from time to time."""
+        if time.monotonic() > self._next:
+            self._next = time.monotonic() + 60
+            print(f"{where}, so far: {dict(self)}", flush=True)
+
+
 def whole_entries() -> int:
     """How many entries there are; each must be whole, and be a file of this user's."""
     count = 0
@@ -169,8 +181,9 @@ def kills(count: int, seed: int, folder: Path) -> dict[str, int]:
     """Kill writers at random instants; how often, how many were still at work, and how many entries were seen whole."""
     dice, words = random.Random(seed), folder / "words"
     os.environ["DOVETAIL_CACHE_DIR"] = str(folder / "kills")
-    found = {"kills": 0, "entries": 0, "half-written files": 0}
+    found = Counts({"kills": 0, "entries": 0, "half-written files": 0})
     while found["kills"] < count:
+        found.said("kills")
         writers = {in_fork(functools.partial(_write_for_ever, seed * WRITERS + at), words) for at in range(WRITERS)}
         start, seed = time.monotonic(), seed + 1
         for at in sorted(dice.random() * LIFE for _ in writers):
@@ -192,7 +205,7 @@ def kills(count: int, seed: int, folder: Path) -> dict[str, int]:
         if status:
             raise AssertionError(f"after all kills: {words.read_text()}")
     whole_entries()
-    return found
+    return dict(found)
 
 
 # --- damage -------------------------------------------------------------------------------------------------------------
@@ -303,9 +316,10 @@ class Filled:
 def damaged(count: int, seed: int, programs: Sequence[Filled]) -> dict[str, Any]:
     """Damage entries, read them, and train after some of these rounds; how many entries of each kind, and what the steps ran by."""
     dice = random.Random(seed)
-    found = collections.Counter({"entries": 0, "before steps": 0, "steps": 0, "steps by kernels": 0})
+    found = Counts({"entries": 0, "in trained rounds": 0, "trained": 0, "trained by kernels": 0})
     expected = {program.name: trained(made(program.name)[0], program.x) for program in programs}
     for number in itertools.count():
+        found.said(f"damaged, seed {seed}")
         if found["entries"] >= count:
             break
         program, trains = dice.choice(programs), number % READS == 0
@@ -323,7 +337,7 @@ def damaged(count: int, seed: int, programs: Sequence[Filled]) -> dict[str, Any]
         found.update(["entries"] * len(chosen) + [path.parent.name for path in chosen])
         if trains:
             is_hit = _train_with(program, chosen, expected[program.name], f"seed {seed}, round {number}")
-            found.update({"before steps": len(chosen), "steps": 1, "steps by kernels": is_hit})
+            found.update({"in trained rounds": len(chosen), "trained": 1, "trained by kernels": is_hit})
         program.mend()
     return dict(found)
 
@@ -353,9 +367,10 @@ def meaningless(count: int, seed: int, programs: Sequence[Filled]) -> dict[str, 
     ``code`` and ``kernels`` are machine code, and are believed as far as they are whole.
     """
     dice = random.Random(seed)
-    found: dict[str, Any] = collections.Counter()
+    found = Counts()
     expected = {program.name: trained(made(program.name)[0], program.x) for program in programs}
     for _ in range(count):
+        found.said("meaningless")
         program = dice.choice(programs)
         path = dice.choice([path for path in program.paths if path.parent.name not in ("code", "kernels")])
         kind, key = path.parent.name, path.name

@@ -97,7 +97,7 @@ class _GraphRunner(torch.fx.Interpreter):
         self._attribute = attribute
         self._place: UserLocation | None = None
         self._traced: dict[int, Any] = {}
-        trace.locate_by(lambda: self._place)
+        trace.locate = lambda: self._place
 
     def run_node(self, n: torch.fx.Node) -> Any:
         """See the base class."""

@@ -98,12 +98,13 @@ class Interpreter(Names, Attributes, Stores, Operators, Calls, NativeCalls):
         self._code_handlers: dict[types.CodeType, tuple[Any, ...]] = {}
         self._states: dict[Any, Any] = {}
         self._module_paths = ModulePaths(self.values.source_of)
-        trace.locate_by(self.locate)
+        trace.locate = self.locate
         trace.at_close(self._forget)
 
     def _forget(self) -> None:
         """The trace is closed: let go of the user's objects."""
         self.values.forget()
+        self.effects.__dict__.clear()
         self.__dict__.clear()
         self._has_ended = True
 
