@@ -160,7 +160,8 @@ class Trace:
         self.metadata_changes: list[MetadataChange] = []
         self._by_real: dict[int, TracedInput] = {}
         self._by_value: dict[int, TracedInput] = {}
-        self._at_close: list[Callable[[], None]] = []
+        #: Called when the trace is closed.
+        self.at_close: list[Callable[[], object]] = []
 
     def open(self, stack: contextlib.ExitStack) -> Trace:
         """Enter all modes on the caller's stack."""
@@ -201,19 +202,15 @@ class Trace:
         yield
         self._truths |= self.data_symbols() - before
 
-    def at_close(self, function: Callable[[], None]) -> None:
-        """Call a function when the trace is closed."""
-        self._at_close.append(function)
-
     def _close(self) -> None:
         """Let go of the user's objects, and open circles, which Python may find much later. The shape environment lives on."""
         self.locate = lambda: None
         if isinstance(self.shape_env, RecordingShapeEnv):
             self.shape_env.locate = lambda: None
-        for function in self._at_close:
+        for function in self.at_close:
             function()
         self.recorder = Recorder()
-        for table in (self._at_close, self._by_real, self._by_value, self.inputs, self.replicas):
+        for table in (self.at_close, self._by_real, self._by_value, self.inputs, self.replicas):
             table.clear()
         vars(self.tracer).clear()
         vars(self).pop("functional_mode", None)

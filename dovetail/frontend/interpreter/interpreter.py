@@ -99,7 +99,7 @@ class Interpreter(Names, Attributes, Stores, Operators, Calls, NativeCalls):
         self._states: dict[Any, Any] = {}
         self._module_paths = ModulePaths(self.values.source_of)
         trace.locate = self.locate
-        trace.at_close(self._forget)
+        trace.at_close.append(self._forget)
 
     def _forget(self) -> None:
         """The trace is closed: let go of the user's objects."""

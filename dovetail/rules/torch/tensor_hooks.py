@@ -80,7 +80,7 @@ class Tape:
             tensor.register_hook(run)
             return
         numbers: dict[int, int] = {}
-        trace.at_close(lambda: numbers.update(zip(self.read, map(trace.recorder.number, read()), strict=True)))
+        trace.at_close.append(lambda: numbers.update(zip(self.read, map(trace.recorder.number, read()), strict=True)))
         self.note(trace, tensor, run, numbers)
 
     def note(self, trace: Trace, tensor: torch.Tensor, hook: Callable[..., Any], names: Mapping[int, int]) -> Any:
