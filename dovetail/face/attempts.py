@@ -60,19 +60,14 @@ capturing = _Capturing()
 
 
 @contextlib.contextmanager
-def collection_paused(*, grows_old: bool = True) -> Iterator[None]:
-    """No cyclic garbage collection while capturing: nearly all that is made lives on. Going through it again and again took 9 % of
-    the capture of a 6-layer GPT; going through it once more at its end, 6 % of one of 24 layers: it counts as old at once.
+def collection_paused() -> Iterator[None]:
+    """No cyclic garbage collection while capturing: nearly all that is made lives on, and going through it again and again
+    took 9 % of the capture of a 6-layer GPT.
     """
-    was_enabled, grows_old = gc.isenabled(), grows_old and gc.isenabled() and not gc.get_freeze_count()
-    if grows_old:
-        gc.collect(1)
+    was_enabled = gc.isenabled()
     gc.disable()
     try:
         yield
-        if grows_old:
-            gc.freeze()
-            gc.unfreeze()
     finally:
         if was_enabled:
             gc.enable()
@@ -135,8 +130,8 @@ class Attempts:
 
     def run(self) -> Outcome:
         """Attempt until there is an outcome."""
-        for number in range(MOST_ATTEMPTS):
-            outcome = self._attempt(number)
+        for _ in range(MOST_ATTEMPTS):
+            outcome = self._attempt()
             if outcome is not None:
                 for stop in self._unconfirmed if isinstance(outcome, Compiled) else ():
                     self._report(stop)
@@ -145,7 +140,7 @@ class Attempts:
 
     # --- one attempt --------------------------------------------------------------------------------------------------
 
-    def _attempt(self, number: int) -> Outcome | None:
+    def _attempt(self) -> Outcome | None:
         self._guards = GuardSet()
         stop_before = self._plan[-1] if self._plan else 0
         observed = self._shared.learned.observed
@@ -153,7 +148,7 @@ class Attempts:
         before = private_state.StateOfTorch.now()
         try:
             with capturing:
-                return self._checked(self._compile(number == 0))
+                return self._checked(self._compile())
         except Retry as retry:
             self._start_over(retry.changed(self._settings), retry)
         except Break as stop:
@@ -170,15 +165,12 @@ class Attempts:
             return self._after_exception(error)
         return None
 
-    def _compile(self, is_first: bool) -> Entry:
-        # What an attempt that failed has left is found where it is young.
+    def _compile(self) -> Entry:
         # A compiler of kernels leaves more garbage than it keeps, 0.6 million objects for a step of 82 parameters: with collection
         # paused, the process needed 100 MiB more.
-        paused = (
-            contextlib.nullcontext() if self._shared.backend.slow_to_compile else collection_paused(grows_old=is_first)
-        )
+        paused = contextlib.nullcontext() if self._shared.backend.slow_to_compile else collection_paused()
         with private_state.preserved_rng_state(), self._shared.events.span("compile"), paused:
-            joint = self._capture(is_first)
+            joint = self._capture()
             for graph_pass in self._options.passes:
                 joint = joint.apply(graph_pass)
             function = joint.capture.function
@@ -188,9 +180,9 @@ class Attempts:
                 joint = dataclasses.replace(joint, capture=dataclasses.replace(joint.capture, function=function))
             return make_entry(self._lower(joint))
 
-    def _capture(self, is_first: bool) -> JointGraph:
+    def _capture(self) -> JointGraph:
         shared, settings, part = self._shared, self._settings, self._part.point
-        with collection_paused(grows_old=is_first), shared.events.span("capture"), contextlib.ExitStack() as stack:
+        with collection_paused(), shared.events.span("capture"), contextlib.ExitStack() as stack:
             frontend: Any = lambda trace, *call: run_frontend(trace, self._guards, *call)  # noqa: E731
             state = create_state(stack, *self._call, frontend=frontend, settings=settings)
             self._findings = state.trace.findings

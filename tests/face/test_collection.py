@@ -1,4 +1,4 @@
-"""Garbage collection and captures: what a capture makes grows old at once, and nothing of the call is left in circles."""
+"""Nothing of a call is left in circles when its capture has ended."""
 
 from __future__ import annotations
 
@@ -13,75 +13,13 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 import dovetail
-from dovetail.face.attempts import collection_paused
 from dovetail.trace.trace import Trace
 
 
-class Kept:
-    """Something to look for."""
-
-
 @pytest.fixture(autouse=True)
-def collected() -> Iterator[None]:
-    """As in a program: the fixture that keeps collections short has frozen everything."""
-    gc.collect()
-    gc.unfreeze()
+def collecting_goes_on() -> Iterator[None]:
     yield
     gc.enable()
-    gc.freeze()
-
-
-def is_young(item: Any) -> bool:
-    return any(item is other for generation in (0, 1) for other in gc.get_objects(generation))
-
-
-def test_what_was_made_in_the_block_is_old() -> None:
-    before = Kept()
-    with collection_paused():
-        inside = Kept()
-    assert gc.isenabled() and not is_young(inside) and not is_young(before)
-    assert gc.get_freeze_count() == 0 and is_young(Kept())
-
-
-def test_after_a_failure_it_is_young() -> None:
-    with pytest.raises(ValueError, match="no"), collection_paused():
-        inside = Kept()
-        raise ValueError("no")
-    assert gc.isenabled() and is_young(inside)
-
-
-def test_garbage_from_before_goes() -> None:
-    circle = [Kept()]
-    found = weakref.ref(circle[0])
-    circle.append(circle)  # type: ignore[arg-type]
-    del circle
-    with collection_paused():
-        assert found() is None
-
-
-def test_what_the_program_has_frozen_stays_frozen() -> None:
-    gc.freeze()
-    try:
-        count = gc.get_freeze_count()
-        with collection_paused():
-            inside = Kept()
-        assert gc.get_freeze_count() == count and is_young(inside)
-    finally:
-        gc.unfreeze()
-
-
-def test_a_second_attempt_leaves_it_young() -> None:
-    from_before = Kept()
-    with collection_paused(grows_old=False):
-        inside = Kept()
-    assert gc.isenabled() and is_young(inside) and is_young(from_before)
-
-
-def test_where_the_program_has_no_collection_there_is_none() -> None:
-    gc.disable()
-    with collection_paused():
-        inside = Kept()
-    assert not gc.isenabled() and is_young(inside)
 
 
 class Doubled(torch.autograd.Function):
