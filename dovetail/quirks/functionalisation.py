@@ -119,6 +119,8 @@ def strides_of(tensor: torch.Tensor) -> list[int]:
 
 def _has_default_strides(tensor: torch.Tensor) -> bool:
     """Whether a tensor has the strides of a new one. Those of an empty result are not what the fake kernel says."""
+    if any(map(private_sizes.is_data_number, tensor.shape)):
+        return tensor.is_contiguous()
     return 0 not in tensor.shape and strides_of(tensor) == new_strides(tensor.shape)
 
 
@@ -146,7 +148,8 @@ def written_keeps_its_strides(run: Run, operator: Any, args: Sequence[Any], kwar
     if is_view or operator is _aten.copy_.default or draws_random_numbers(operator) or _has_default_strides(target):
         return NotImplemented
     value = run(functional, args, kwargs)
-    lies_alike = isinstance(value, torch.Tensor) and 0 not in target.shape and strides_of(value) == strides_of(target)
+    is_empty = any(not private_sizes.is_data_number(size) and size == 0 for size in target.shape)
+    lies_alike = isinstance(value, torch.Tensor) and not is_empty and strides_of(value) == strides_of(target)
     if lies_alike or not isinstance(value, torch.Tensor) or value.dtype != target.dtype:
         # The value leaves the graph as dead code.
         return NotImplemented
