@@ -480,6 +480,7 @@ def test_a_number_that_the_compiler_does_not_take_waits(background: FakeWorker, 
     x = torch.randn(3)
     for number in (1.5, 2.5, 3.5, 4.5):
         same(torch.linalg.vector_norm(silu(x), number), compiled(x, number), exact=False)
+    assert "waits for kernels" in notes(compiled)
 
 
 def test_threads_swap_once(background: FakeWorker, slow: SlowBackend) -> None:

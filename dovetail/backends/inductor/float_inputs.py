@@ -101,7 +101,7 @@ def _computed(
             if isinstance(item, torch.fx.Node) and item in tensors:
                 arguments.append(tensors[item])
                 continue
-            # A whole number below 2^53 is a double; Python divides larger ones exactly, and no size is one.
+            # A size, below 2^53, is a double exactly; a larger number is rounded once more than by Python.
             is_size = isinstance(item, torch.fx.Node)
             made_by, given = (_aten.scalar_tensor.default, (item,)) if is_size else (_aten.full.default, ([], item))
             arguments.append(_with_value(graph.call_function(made_by, given, settings), scalar, example))

@@ -16,7 +16,7 @@ from dovetail.backends.inductor.float_inputs import floats_as_tensors
 from dovetail.torch_private import tracing as private_tracing
 from tests.differential import same
 
-#: Programs whose numbers are made of a size, with whether the number is a float that is computed by Python.
+#: Programs that compute floats from a size.
 PROGRAMS: list[Callable[[Tensor], Any]] = [
     lambda x: x * (x.shape[0] / (x.shape[0] - 1)),
     lambda x: x.sum() * (1 / x.shape[0]) - x * (2.5 * x.shape[0]),
