@@ -8,7 +8,7 @@ import importlib
 import inspect
 import os
 from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, Protocol, TypedDict, TypeVar, Unpack, overload
+from typing import TYPE_CHECKING, Any, ParamSpec, Protocol, TypedDict, TypeVar, Unpack, overload
 
 import torch
 
@@ -34,7 +34,6 @@ if TYPE_CHECKING:
 
 Module = TypeVar("Module", bound=torch.nn.Module)
 Parameters = ParamSpec("Parameters")
-Rest = ParamSpec("Rest")
 Result = TypeVar("Result")
 ResultOf = TypeVar("ResultOf", covariant=True)
 
@@ -84,13 +83,24 @@ class Compiled(Protocol[Parameters, ResultOf]):
     def __call__(self, *args: Parameters.args, **kwargs: Parameters.kwargs) -> ResultOf:
         """Call it like the original."""
 
-    @overload
-    def __get__(self, instance: None, owner: type | None = None) -> Compiled[Parameters, ResultOf]: ...
 
-    @overload
-    def __get__(
-        self: Compiled[Concatenate[Any, Rest], ResultOf], instance: object, owner: type | None = None
-    ) -> Callable[Rest, ResultOf]: ...
+class _AnyArguments(Protocol[ResultOf]):
+    """A function of which no arguments are known: it would be a method too."""
+
+    def __call__(self, no_parameter_has_this_name: Any, *args: Any, **kwargs: Any) -> ResultOf: ...
+
+
+class _OfObjects(Protocol):
+    """A function with a first parameter ``self``. Type checkers take only a function for the override of a method."""
+
+    def __call__(this, self: Any, *args: Any, **kwargs: Any) -> Any: ...
+
+
+class _OfClasses(Protocol):
+    def __call__(self, cls: Any, *args: Any, **kwargs: Any) -> Any: ...
+
+
+Method = TypeVar("Method", bound=_OfObjects | _OfClasses)
 
 
 class Compiler(Protocol):
@@ -100,11 +110,25 @@ class Compiler(Protocol):
     def __call__(self, function: Module) -> Module: ...  # type: ignore[overload-overlap]
 
     @overload
+    def __call__(self, function: _AnyArguments[Result]) -> Compiled[..., Result]: ...
+
+    @overload
+    def __call__(self, function: Method) -> Method: ...
+
+    @overload
     def __call__(self, function: Callable[Parameters, Result]) -> Compiled[Parameters, Result]: ...
 
 
 @overload
 def compile(function: Module, **options: Unpack[CompileOptions]) -> Module: ...  # type: ignore[overload-overlap]
+
+
+@overload
+def compile(function: _AnyArguments[Result], **options: Unpack[CompileOptions]) -> Compiled[..., Result]: ...
+
+
+@overload
+def compile(function: Method, **options: Unpack[CompileOptions]) -> Method: ...
 
 
 @overload

@@ -10,7 +10,7 @@ from typing import Any
 
 from dovetail.face.dispatcher import Dispatcher
 from dovetail.frontend.protocol import TracingInterpreter
-from dovetail.frontend.rules import Arguments, Keywords, rule, wrapper_rule
+from dovetail.frontend.rules import Arguments, Keywords, class_rule, rule, wrapper_rule
 from dovetail.options import Options
 from dovetail.torch_private import dynamo as private_dynamo
 
@@ -51,6 +51,9 @@ _IN_VAIN = {
     "torch._dynamo.error_on_graph_break": "say dovetail.compile(..., fullgraph=True)",
     "torch._dynamo.override_cudagraphs": _SAY_BACKEND,
     "guard_filter_fn": "no guard is ever left out",
+    "torch.compiler.set_stance(skip_guard_eval_unsafe=...)": "no guard is ever left out",
+    "torch.compiler.set_stance(force_backend=...)": f'{_SAY_BACKEND}; "eager" alone is followed',
+    "torch._functorch.config.activation_memory_budget": "say dovetail.compile(..., memory_budget=...)",
 }
 _WITH_EFFECT = {
     _DYNAMO + name
@@ -73,8 +76,12 @@ def say_in_vain(wish: str) -> None:
 def changed_in_torch() -> dict[str, Any]:
     """The settings that have been changed and mean something here; each other one is told of."""
     changed = private_dynamo.changed_settings()
+    if private_dynamo.has_memory_budget():
+        say_in_vain("torch._functorch.config.activation_memory_budget")
     for name in changed.keys() - _WITH_EFFECT:
         say_in_vain(name)
+    if private_dynamo.allows_native_code():
+        say_in_vain("torch.compiler.allow_in_graph")
     if private_dynamo.disallowed_functions():
         say_in_vain("torch._dynamo.disallow_in_graph")
     for original, polyfill in private_dynamo.substitutes().items():
@@ -89,7 +96,15 @@ def _substitute(polyfill: Any) -> Any:
 
 @wrapper_rule
 def _asks_in_vain(interpreter: TracingInterpreter, function: Any, args: Arguments, kwargs: Keywords) -> None:
-    for mark in private_dynamo.marks_of(function):
+    # An object that can be called comes here by its method, and is marked itself.
+    owner = args[:1] if getattr(function, "__name__", "") == "__call__" else ()
+    for item in (function, *owner):
+        _say_what_marks_ask(item)
+
+
+@class_rule
+def _say_what_marks_ask(marked: Any) -> None:
+    for mark in private_dynamo.marks_of(marked):
         say_in_vain(f"torch.compiler.{mark}")
 
 

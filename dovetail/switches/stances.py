@@ -119,6 +119,8 @@ def under_a_stance(dispatcher: Dispatcher, args: tuple[Any, ...], kwargs: dict[s
     resets.follow_torch()
     changed = settings.changed_in_torch()
     settings.apply_to(dispatcher, changed)
+    for wish in private_dynamo.wishes_of_stance():
+        settings.say_in_vain(f"torch.compiler.set_stance({wish}=...)")
     stance, eagerly = stance_in_force(), functools.partial(dispatcher.original, *args, **kwargs)
     if stance == "force_eager" or changed.get("disable"):
         return eagerly
@@ -134,7 +136,7 @@ def under_a_stance(dispatcher: Dispatcher, args: tuple[Any, ...], kwargs: dict[s
             _refuse(dispatcher, args, kwargs, f"the stance {stance!r} is in force")
         if stance == "eager_on_recompile":
             return eagerly
-        if not dispatcher.entries and dispatcher not in _began_eagerly:
+        if stance.endswith("then_compile") and not dispatcher.entries and dispatcher not in _began_eagerly:
             _began_eagerly.add(dispatcher)
             return eagerly
         others = (one(dispatcher, args, kwargs) for one in SURROUNDINGS if one is not under_a_stance)

@@ -171,7 +171,20 @@ def compile_stance() -> str:
     if keeper is None:
         return "default"
     stance = keeper._stance
-    return "force_eager" if stance.backend == "eager" else stance.stance  # type: ignore[no-any-return]
+    if stance.backend == "eager":
+        return "force_eager"
+    if stance.stance == "default" and (stance.backend is not None or stance.skip_guard_eval_unsafe):
+        return "default with wishes"
+    return stance.stance  # type: ignore[no-any-return]
+
+
+def wishes_of_stance() -> Iterator[str]:
+    """The arguments that ``torch.compiler.set_stance`` was given beside the stance, but for the backend "eager"."""
+    keeper = sys.modules.get("torch._dynamo.eval_frame")
+    if keeper is not None and keeper._stance.skip_guard_eval_unsafe:
+        yield "skip_guard_eval_unsafe"
+    if keeper is not None and keeper._stance.backend not in (None, "eager"):
+        yield "force_backend"
 
 
 def reset_with_torch(follower: Any) -> None:
@@ -194,6 +207,12 @@ def changed_settings() -> dict[str, Any]:
     return found
 
 
+def has_memory_budget() -> bool:
+    """Whether somebody has told torch.compile how much a backward may keep."""
+    config = sys.modules.get("torch._functorch.config")
+    return config is not None and config.activation_memory_budget != 1.0
+
+
 def marks_of(function: Any) -> Iterator[str]:
     """The decorators of torch.compile's that have left a mark on a function."""
     rules = sys.modules.get("torch._dynamo.trace_rules")
@@ -202,6 +221,21 @@ def marks_of(function: Any) -> Iterator[str]:
         yield "nonstrict_trace" if id(function) in rules._nonstrict_trace_callable_ids else "allow_in_graph"
     if "_dynamo_marked_constant" in attributes:
         yield "assume_constant_result"
+
+
+def allows_native_code() -> bool:
+    """Whether ``torch.compiler.allow_in_graph`` was given a function that has no Python code."""
+    rules = sys.modules.get("torch._dynamo.trace_rules")
+    return rules is not None and _are_native(frozenset(rules._allowed_callable_ids()))
+
+
+@functools.lru_cache(maxsize=2)
+def _are_native(ids: frozenset[int]) -> bool:
+    natives = (types.BuiltinFunctionType, type(_are_native))
+    # Copies: other threads import modules meanwhile. Torch's own functions are in graphs anyway.
+    modules = [each for name, each in dict(sys.modules).items() if ids and name.split(".")[0] != "torch"]
+    places = [dict(getattr(each, "__dict__", ())) for each in modules]
+    return any(issubclass(type(item), natives) and id(item) in ids for place in places for item in place.values())
 
 
 def disallowed_functions() -> tuple[str, ...]:

@@ -63,8 +63,8 @@ def mark_dynamic(
 
 def marks_of(tensor: torch.Tensor) -> Mapping[int, SizeRange]:
     """The sizes of a tensor that were marked, also those that ``torch._dynamo.mark_dynamic`` and its kin have marked."""
-    kinds = ("_dynamo_weak_dynamic_indices", "_dynamo_unbacked_indices", "_dynamo_dynamic_indices")
-    marks = {dimension: SizeRange() for kind in kinds for dimension in getattr(tensor, kind, ())}
+    kinds = ("weak_dynamic", "unbacked", "strict_unbacked", "dynamic")
+    marks = {dimension: SizeRange() for kind in kinds for dimension in getattr(tensor, f"_dynamo_{kind}_indices", ())}
     marks.update({each.dim: SizeRange(each.min, each.max) for each in getattr(tensor, "_dynamo_dynamic_range", ())})
     marks.update(getattr(tensor, MARK, {}))
     return marks

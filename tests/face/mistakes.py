@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import io
 import linecache
+import logging
 import sys
 import traceback
 import warnings
@@ -52,7 +53,18 @@ def printed(mistake: Mistake, compiler: Callable[..., Any], folder: Path, *, our
     namespace = {"__name__": "train", "torch": torch, "compile": compiler, "OURS": ours}
     seen = io.StringIO()
     path = sys.path.copy()
-    with warnings.catch_warnings(), contextlib.redirect_stderr(seen), contextlib.redirect_stdout(io.StringIO()):
+    # torch.compile writes its log by handlers that have held the terminal since torch was imported.
+    loggers = [each for name, each in logging.root.manager.loggerDict.items() if name.split(".")[0] == "torch"]
+    handlers = [handler for each in loggers for handler in getattr(each, "handlers", ())]
+    with (
+        warnings.catch_warnings(),
+        contextlib.redirect_stderr(seen),
+        contextlib.redirect_stdout(io.StringIO()),
+        contextlib.ExitStack() as streams,
+    ):
+        for handler in [each for each in handlers if type(each) is logging.StreamHandler]:
+            streams.callback(handler.setStream, handler.stream)
+            handler.setStream(seen)
         warnings.simplefilter("default", UserWarning)
         warnings.showwarning = lambda *args: seen.write(warnings.formatwarning(*args[:4]))
         sys.path.insert(0, str(packages))
@@ -356,17 +368,6 @@ compile(step, fullgraph=True)(torch.ones(3), [0, 1])
         "IndexError",
     ),
     Mistake(
-        "an option that does not exist",
-        """
-def step(x):
-    return x + 1
-compile(step, full_graph=True)(torch.ones(3))
-""",
-        "compile(step, full_graph=True)(torch.ones(3))",
-        ("full_graph", "fullgraph"),
-        "Error",
-    ),
-    Mistake(
         "a backend that does not exist",
         """
 def step(x):
@@ -467,4 +468,18 @@ compile(step)(x)
         ("dimension 0 of `x` was marked as dynamic", "holds it to 6"),
         "InputError",
     ),
+)
+
+#: No error in a part of a line is shorter: the heading, the place, the line, the marks below it, the error. The docs say so below
+#: their table.
+SHORTEST = Mistake(
+    "an option that does not exist",
+    """
+def step(x):
+    return x + 1
+compile(step, full_graph=True)(torch.ones(3))
+""",
+    "compile(step, full_graph=True)(torch.ones(3))",
+    ("full_graph", "did you mean fullgraph?"),
+    "Error",
 )

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import torch
 from torch import Tensor, nn
 
@@ -53,11 +55,49 @@ class Model(nn.Module):
 
 class Derived(Model):
     @dovetail.compile(backend="aten")
-    def forward(self, x: Tensor) -> Tensor:  # pyright: ignore[reportIncompatibleMethodOverride]
+    def forward(self, x: Tensor) -> Tensor:
         return x * 2
+
+    @dovetail.compile
+    def part(self, x: Tensor) -> Tensor:
+        return x
+
+    @classmethod
+    @dovetail.compile
+    def made(cls, x: Tensor) -> Derived:
+        return cls()
+
+    @staticmethod
+    @dovetail.compile
+    def alone(x: Tensor) -> Tensor:
+        return x
+
+
+class Wrong(Derived):
+    @dovetail.compile(backend="aten")
+    def forward(self, x: str) -> Tensor:  # error
+        return torch.ones(len(x))
+
+
+class Plain(Derived):
+    def forward(self, x: Tensor, scale: float = 1.0) -> Tensor:
+        return x * scale
 
 
 Derived().forward("x")  # error
+Derived().part(3)  # error
+Derived.made(torch.ones(1)).alone(torch.ones(1))
+Derived.made(3)  # error
+Derived.alone(3)  # error
+whatever: Callable[..., Tensor] = plain
+print(dovetail.compile(whatever)(1, 2).shape, dovetail.compile(whatever).entries)
+
+
+def moved(model: nn.Module, x: Tensor) -> Tensor:
+    return x
+
+
+print(dovetail.compile(moved)(model=Model(), x=torch.ones(1)), dovetail.compile(moved).events)
 model: Model = dovetail.compile(Model(), backend="aten")
 model.part(torch.ones(1))
 model.part("x")  # error

@@ -32,6 +32,29 @@ def test_a_mark_that_is_not_kept() -> None:
         dovetail.compile(branching, backend="aten")(values)
 
 
+def test_a_strict_mark_that_is_not_kept() -> None:
+    values = torch.ones(5, 3)
+    MARKS.decorators.mark_unbacked(values, 0, strict=True)
+    with pytest.raises(InputError, match="dimension 0 of `values` was marked as dynamic"):
+        dovetail.compile(branching, backend="aten")(values)
+    whole = dovetail.compile(torch.sin, backend="aten")
+    for size in (5, 6, 7):
+        values = torch.ones(size, 3)
+        MARKS.decorators.mark_unbacked(values, 0, strict=True)
+        assert torch.equal(whole(values), values.sin())
+    assert len(whole.entries) == 1
+
+
+@pytest.mark.parametrize("bounds", ({"min": 6}, {"max": 4}, {"min": 6, "max": 8}, {"min": 2, "max": 3}))
+def test_a_size_outside_of_its_own_bounds(bounds: dict[str, int]) -> None:
+    values = torch.ones(5, 3)
+    MARKS.mark_dynamic(values, 0, **bounds)
+    compiled = dovetail.compile(torch.sin, backend="aten")
+    with pytest.raises(InputError, match=r"dimension 0 of `.*` was marked as .*size.*, and is 5"):
+        compiled(values)
+    assert compiled(torch.ones(5, 3)).shape == (5, 3)
+
+
 def test_other_marks(recwarn: pytest.WarningsRecorder) -> None:
     assert entries("mark_dynamic", 5, 6, 7) == 1
     assert entries("maybe_mark_dynamic", 5, 6, 7) == 1

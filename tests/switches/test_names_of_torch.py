@@ -136,6 +136,72 @@ def test_it_says_once_that_it_has_no_effect(name: str, caplog: pytest.LogCapture
     assert said.split(" has no effect on dovetail.compile")[0].rsplit(".", 1)[1] == SAID_AS.get(name, name)
 
 
+class Doubling:
+    def __call__(self, values: Tensor) -> Tensor:
+        return values * 2
+
+
+class Box:
+    def __init__(self, values: Tensor) -> None:
+        self.values = values * 2
+
+
+@pytest.mark.parametrize("kind", ("an object", "a class", "a builtin", "a method", "a module", "by its class"))
+def test_whatever_is_allowed_in_graph_says_so(kind: str, caplog: pytest.LogCaptureFixture) -> None:
+    class Own(Box):
+        pass
+
+    class Module(torch.nn.Module):
+        def forward(self, values: Tensor) -> Tensor:
+            return values * 2
+
+    made, module = Doubling(), Module()
+    marked, program = {
+        "an object": (made, made),
+        "a class": (Own, lambda values: Own(values).values),
+        "a builtin": (binascii.crc32, lambda values: values * 2),
+        "a method": (Module.forward, module),
+        "a module": (module, module),
+        "by its class": (Doubling.__call__, made),
+    }[kind]
+    COMPILER.allow_in_graph(marked)
+    try:
+        for _ in range(2):
+            assert dovetail.compile(called(program), backend="aten")(torch.ones(2)).tolist() == [3, 3]
+    finally:
+        DYNAMO.trace_rules._allowed_callable_ids.remove(id(marked))
+    (said,) = messages(caplog)
+    assert said.startswith("torch.compiler.allow_in_graph has no effect")
+    caplog.clear()
+    dovetail.compile(called(doubled), backend="aten")(torch.ones(2))
+    assert not messages(caplog)
+
+
+#: Arguments of torch's ``set_stance``.
+WISHES = (("skip_guard_eval_unsafe", True), ("force_backend", "aot_eager"), ("force_backend", lambda *_: 3))
+
+
+@pytest.mark.parametrize(("wish", "value"), WISHES)
+def test_what_a_stance_cannot_ask_for(wish: str, value: Any, caplog: pytest.LogCaptureFixture) -> None:
+    compiled = dovetail.compile(doubled, backend="aten")
+    compiled(torch.ones(2))
+    with COMPILER.set_stance("default", **{wish: value}):
+        assert compiled(torch.ones(2)).tolist() == [2, 2] and len(compiled.entries) == 1
+        assert compiled(torch.ones(1, 2)).tolist() == [[2, 2]] and len(compiled.entries) == 2
+    assert compiled(torch.ones(1, 2)).tolist() == [[2, 2]] and len(compiled.entries) == 2
+    (said,) = messages(caplog)
+    assert said.startswith(f"torch.compiler.set_stance({wish}=...) has no effect")
+
+
+def test_a_budget_of_memory_for_torchs_own_compiler(caplog: pytest.LogCaptureFixture) -> None:
+    with torch._functorch.config.patch(activation_memory_budget=0.5):
+        dovetail.compile(called(doubled), backend="aten")(torch.ones(2))
+    (said,) = messages(caplog)
+    assert (
+        said.startswith("torch._functorch.config.activation_memory_budget has no effect") and "memory_budget=" in said
+    )
+
+
 def test_nothing_is_said_to_a_program_without_wishes(caplog: pytest.LogCaptureFixture) -> None:
     dovetail.compile(called(doubled), backend="aten")(torch.ones(2))
     assert not messages(caplog)
