@@ -26,6 +26,7 @@ from dovetail.tiers.progress import stage
 from dovetail.torch_private import inductor_cache
 from dovetail.torch_private import operators as private_operators
 from dovetail.torch_private import sizes as private_sizes
+from dovetail.trace.shapes import RecordingShapeEnv
 
 #: In the environment, over the option: a run that must give the same bits as another one waits, say.
 SWITCH = "DOVETAIL_TIERS"
@@ -83,14 +84,28 @@ def why_not(lowering: Lowering, tiers: Tiers) -> str | None:
         return "a memory budget is given, which is kept from the first step on"
     if not any(node.op == "call_function" for node in joint.graph.nodes):
         return "nothing is computed"
-    if any(private_sizes.has_symbols(value) for value in _values(joint) if not isinstance(value, torch.SymFloat)):
-        return "sizes are symbolic, and what the kernels assume of them must be known at once"
+    if has_sizes(joint):
+        if not isinstance(joint.fake_mode.shape_env, RecordingShapeEnv):
+            return "sizes are symbolic, and torch.compile must know at once what the kernels assume of them"
+        if any(map(_is_made_of_data, _values(joint))):
+            return "sizes depend on data"
     return _why_not_elsewhere(joint, tiers.backend)
 
 
 def has_changing_numbers(joint: JointGraph) -> bool:
     """Whether a graph computes with floats that change from call to call: a learning rate, an optimizer's count of steps."""
     return any(isinstance(value, torch.SymFloat) for value in _values(joint))
+
+
+def has_sizes(joint: JointGraph) -> bool:
+    """Whether a graph computes with sizes or whole numbers that change from call to call."""
+    return any(private_sizes.has_symbols(value) for value in _values(joint) if not isinstance(value, torch.SymFloat))
+
+
+def _is_made_of_data(value: Any) -> bool:
+    if isinstance(value, torch.Tensor):
+        return any(map(private_sizes.is_data_number, (*value.shape, *value.stride(), value.storage_offset())))
+    return not isinstance(value, torch.SymFloat) and private_sizes.is_data_number(value)
 
 
 def _values(joint: JointGraph) -> Iterable[Any]:

@@ -8,26 +8,35 @@ from typing import Any
 
 import torch
 
+from dovetail.aot.nodes import has_symbolic_sizes
 from dovetail.backends import lookup_backend
 from dovetail.face.loading import load_rules
 from dovetail.guards.ambient import without_autocast
 from dovetail.tiers.choice import CACHES
 from dovetail.tiers.flat_graph import DecodedGraph, encode
 from dovetail.tiers.later import LaterGraph
+from dovetail.tiers.sizes_elsewhere import SizesHere, SizesThere
 from dovetail.tiers.unportable import UnportableError
 from dovetail.torch_private import inductor_cache
 from dovetail.torch_private import state as private_state
+from dovetail.trace.shapes import RecordingShapeEnv
 
 _PLACE = f"{__name__}:compile_job"
 
 
-def make_job(backend: str, graphs: Sequence[LaterGraph]) -> dict[str, Any]:
-    """The graphs, and the state of torch that decides what the backend makes of them; raises :class:`UnportableError`."""
+def make_job(backend: str, graphs: Sequence[LaterGraph], environment: Any = None) -> dict[str, Any]:
+    """The graphs, and the state of torch that decides what the backend makes of them; raises :class:`UnportableError`.
+
+    ``environment`` has what is known of their sizes, where some are symbolic.
+    """
     cache = CACHES[backend]
+    is_symbolic = any(has_symbolic_sizes(item.graph.graph.nodes) for item in graphs)
+    sizes = SizesHere(environment) if is_symbolic and isinstance(environment, RecordingShapeEnv) else None
     return {
         "place": _PLACE,
         "backend": backend,
-        "graphs": [encode(item.graph, item.kind, item.options) for item in graphs],
+        "sizes": None if sizes is None else sizes.described(),
+        "graphs": [encode(item.graph, item.kind, item.options, sizes) for item in graphs],
         "cache": cache.cache_folder(),
         "settings": cache.settings_as_data(),
         "threads": torch.get_num_threads(),
@@ -52,8 +61,9 @@ def compile_job(job: dict[str, Any], said: Callable[[str], None]) -> None:
     if repr(private_state.kernel_flags()) != job["switches"]:
         raise UnportableError("switches of torch are not as they are in a new process")
     backend = lookup_backend(job["backend"])
+    sizes = None if job["sizes"] is None else SizesThere(job["sizes"])
     with CACHES[job["backend"]].settings_from_data(job["settings"]), without_autocast():
         for number, data in enumerate(job["graphs"]):
             said(f"graph {number + 1} of {len(job['graphs'])}")
-            decoded = DecodedGraph(data)
+            decoded = DecodedGraph(data, sizes)
             backend.compile(decoded.graph, decoded.examples, kind=decoded.kind, options=decoded.options)

@@ -17,6 +17,7 @@ from dovetail.artefacts.allow_list import NAMESPACES, check_arguments, name_of_o
 from dovetail.artefacts.arguments import decode_argument, encode_argument, value_named
 from dovetail.backends.protocol import Kind, output_arguments
 from dovetail.errors import ArtefactError
+from dovetail.tiers.sizes_elsewhere import SizesHere, SizesThere, new_fake_mode
 from dovetail.tiers.unportable import UnportableError
 from dovetail.torch_private import inductor_code as private_code
 from dovetail.torch_private import operators as private_operators
@@ -28,10 +29,12 @@ from dovetail.trace.shapes import RecordingShapeEnv
 MOST_CONSTANT_BYTES = 1 << 20
 
 
-def encode(graph: torch.fx.GraphModule, kind: Kind, options: Mapping[str, Any]) -> dict[str, Any]:
-    """The graph as data; raises :class:`UnportableError`."""
+def encode(
+    graph: torch.fx.GraphModule, kind: Kind, options: Mapping[str, Any], sizes: SizesHere | None = None
+) -> dict[str, Any]:
+    """The graph as data, with symbolic ``sizes`` where it has some; raises :class:`UnportableError`."""
     try:
-        nodes = [_encode_node(graph, node) for node in graph.graph.nodes if node.op != "output"]
+        nodes = [_encode_node(graph, node, sizes) for node in graph.graph.nodes if node.op != "output"]
         outputs = [encode_argument(item) for item in output_arguments(graph)]
     except ArtefactError as error:
         raise UnportableError(error.what) from error
@@ -51,10 +54,10 @@ def is_plain(value: Any) -> bool:
     return value is None or type(value) in (bool, int, float, str)
 
 
-def _encode_node(graph: torch.fx.GraphModule, node: torch.fx.Node) -> dict[str, Any]:
+def _encode_node(graph: torch.fx.GraphModule, node: torch.fx.Node, sizes: SizesHere | None) -> dict[str, Any]:
     entry: dict[str, Any] = {"op": node.op, "name": node.name}
     if "val" in node.meta:
-        entry["value"] = encode_value(node.meta["val"])
+        entry["value"] = encode_value(node.meta["val"], sizes)
     if node.op == "placeholder":
         return entry
     if node.op == "get_attr":
@@ -89,21 +92,24 @@ def operator_named(name: str) -> Any:
     return getattr(getattr(getattr(torch.ops, namespace), base), overload)
 
 
-def encode_value(value: Any) -> Any:
-    """What a value of a graph is, as data; raises :class:`UnportableError`."""
+def encode_value(value: Any, sizes: SizesHere | None = None) -> Any:
+    """What a value of a graph is, as data; raises :class:`UnportableError`. ``sizes`` are those that may be symbolic."""
     if isinstance(value, (list, tuple)):
-        return [encode_value(item) for item in value]
+        return [encode_value(item, sizes) for item in value]
     if value is None or type(value) in (bool, int, float):
         return value
-    if not isinstance(value, torch.Tensor) or private_sizes.has_symbols(value):
+    encoded = (lambda number: number) if sizes is None else sizes.encode
+    if sizes is not None and isinstance(value, (torch.SymInt, torch.SymBool)):
+        return {"number": encoded(value)}
+    if not isinstance(value, torch.Tensor) or (sizes is None and private_sizes.has_symbols(value)):
         raise UnportableError(f"a value is a {type(value).__name__} that has no fixed sizes")
     if value.layout is not torch.strided or value.device.type != "cpu" or value.is_conj() or value.is_neg():
         raise UnportableError("a value is no plain tensor of the CPU")
     return {
-        "shape": list(value.shape),
-        "stride": list(value.stride()),
-        "offset": value.storage_offset(),
-        "bytes": value.untyped_storage().nbytes(),
+        "shape": list(map(encoded, value.shape)),
+        "stride": list(map(encoded, value.stride())),
+        "offset": encoded(value.storage_offset()),
+        "bytes": encoded(value.untyped_storage().nbytes()),
         "dtype": str(value.dtype),
         "requires_grad": value.requires_grad,
         "inference": value.is_inference(),
@@ -129,14 +135,13 @@ def _encode_constant(value: Any) -> dict[str, Any]:
 class DecodedGraph:
     """The graph that :func:`encode` has written, with its fake values, and what a backend is called with."""
 
-    def __init__(self, data: Mapping[str, Any]) -> None:
+    def __init__(self, data: Mapping[str, Any], sizes: SizesThere | None = None) -> None:
         self.kind: Kind = data["kind"]
         self.options: dict[str, Any] = dict(data["options"])
         if data["write_backs"] is not None:
             self.options["write_backs"] = dict(data["write_backs"])
-        self.fake_mode: Any = private_tracing.FakeTensorMode(
-            shape_env=RecordingShapeEnv(), allow_fallback_kernels=False
-        )
+        self._sizes = sizes
+        self.fake_mode: Any = new_fake_mode(RecordingShapeEnv()) if sizes is None else sizes.fake_mode
         self._graph = torch.fx.Graph()
         self._root = torch.nn.Module()
         self._known: dict[str, torch.fx.Node] = {}
@@ -186,22 +191,32 @@ class DecodedGraph:
             return type(value)(map(self._as_declared, value, declared)) if len(value) == len(declared) else None
         if not isinstance(declared, dict):
             return value
+        if not isinstance(value, torch.Tensor):
+            return self._declared(declared)
         wanted = {**declared, "requires_grad": False, "inference": False, "bytes": 0}
-        found = {**encode_value(value), "requires_grad": False, "inference": False, "bytes": 0}
+        here = None if self._sizes is None else self._sizes.here
+        found = {**encode_value(value, here), "requires_grad": False, "inference": False, "bytes": 0}
         return value if found == wanted else self._declared(declared)
 
     def _declared(self, data: Any) -> Any:
         if not isinstance(data, dict):
             return data
+        if "number" in data:
+            return self._size(data["number"])
         dtype = value_named("dtype", data["dtype"])
-        shape, stride, offset = data["shape"], data["stride"], data["offset"]
+        shape, stride = [list(map(self._size, data[name])) for name in ("shape", "stride")]
         inference = torch.inference_mode(data["inference"])
         with private_tracing.disable_current_modes(), inference, self.fake_mode, torch.no_grad():
             value = torch.empty_strided(shape, stride, dtype=dtype)
-            if offset or data["bytes"] != value.untyped_storage().nbytes():
-                whole = torch.empty(data["bytes"] // dtype.itemsize, dtype=dtype)
-                value = whole.as_strided(shape, stride, offset)
+            nbytes = value.untyped_storage().nbytes()
+            known = nbytes if self._sizes is None else self._sizes.here.encode(nbytes)
+            if data["offset"] != 0 or data["bytes"] != known:
+                whole = torch.empty(self._size(data["bytes"]) // dtype.itemsize, dtype=dtype)
+                value = whole.as_strided(shape, stride, self._size(data["offset"]))
         return value.requires_grad_() if data["requires_grad"] else value
+
+    def _size(self, data: Any) -> Any:
+        return data if self._sizes is None else self._sizes.decode(data)
 
 
 def _decode_constant(data: Mapping[str, Any]) -> torch.Tensor:

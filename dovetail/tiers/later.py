@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -14,6 +15,7 @@ from dovetail.backends.common.outputs import own_copy
 from dovetail.backends.inductor.float_inputs import floats_as_tensors
 from dovetail.backends.protocol import CompiledCallable, Kind
 from dovetail.tiers.kept_graphs import is_unread
+from dovetail.torch_private import sizes as private_sizes
 from dovetail.torch_private import tracing as private_tracing
 
 
@@ -73,10 +75,7 @@ class Collector:
 
 
 def _without_symbols(later: LaterGraph) -> LaterGraph:
-    """The graph with changing floats as tensors, and with inputs of no size where nothing reads one whose size changes.
-
-    Another process cannot be told of a symbol.
-    """
+    """The graph with changing floats as tensors, and with inputs of no size where nothing reads one whose size changes."""
     if not has_symbolic_sizes(later.graph.graph.nodes):
         return later
     graph = own_copy(later.graph, private_tracing.lazy_graph_module)
@@ -86,8 +85,33 @@ def _without_symbols(later: LaterGraph) -> LaterGraph:
     blanks: dict[int, torch.Tensor] = {}
     for place, node in enumerate(placeholders):
         value = node.meta.get("val")
-        if is_unread(node) and isinstance(value, torch.Tensor):
+        if not isinstance(value, torch.Tensor):
+            continue
+        if is_unread(node):
             with private_tracing.disable_current_modes(), torch.no_grad():
                 node.meta["val"] = examples[place] = value.new_empty(0)
                 blanks[place] = torch.empty(0, dtype=value.dtype, device=value.device)
+        elif any(private_sizes.is_symbolic(number) and _number(number) is not number for number in _numbers_of(value)):
+            node.meta["val"] = examples[place] = _settled(value)
     return dataclasses.replace(later, graph=graph, examples=examples, blanks=blanks)
+
+
+def _settled(value: torch.Tensor) -> torch.Tensor:
+    """The same fake tensor with plain numbers for those that are known by now: a compiler tells both apart."""
+    modes = (private_tracing.disable_current_modes(), value.fake_mode, torch.inference_mode(value.is_inference()))  # type: ignore[attr-defined]
+    with contextlib.ExitStack() as stack:
+        for mode in (*modes, torch.no_grad()):
+            stack.enter_context(mode)
+        memory = torch.empty(_number(value.untyped_storage().nbytes()) // value.dtype.itemsize, dtype=value.dtype)
+        shape, stride = tuple(map(_number, value.shape)), tuple(map(_number, value.stride()))
+        found = memory.as_strided(shape, stride, _number(value.storage_offset()))
+    return found.requires_grad_(value.requires_grad)
+
+
+def _numbers_of(value: torch.Tensor) -> tuple[Any, ...]:
+    return (*value.shape, *value.stride(), value.storage_offset())
+
+
+def _number(value: Any) -> Any:
+    known = private_sizes.expression_of(value) if private_sizes.is_symbolic(value) else None
+    return value if known is None or not known.is_number else int(known)

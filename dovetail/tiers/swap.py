@@ -40,11 +40,12 @@ from dovetail.face.attempts import collection_paused
 from dovetail.face.compiled_function import CompiledFunction
 from dovetail.face.dispatcher import compile_lock
 from dovetail.face.module import CompiledModule
+from dovetail.guards import GuardSet
 from dovetail.guards.ambient import without_autocast
 from dovetail.runtime.function import RuntimeFunction
 from dovetail.tiers import kept_steps, process
 from dovetail.tiers.check import difference_of_tiers
-from dovetail.tiers.choice import CACHES, OPERATORS, Tiers, has_changing_numbers, tiers_of, why_not
+from dovetail.tiers.choice import CACHES, OPERATORS, Tiers, has_changing_numbers, has_sizes, tiers_of, why_not
 from dovetail.tiers.compiling import make_job
 from dovetail.tiers.later import Collector
 from dovetail.tiers.progress import Progress, stage
@@ -53,7 +54,9 @@ from dovetail.torch_private import autograd as private_autograd
 from dovetail.torch_private import checkpoints as private_checkpoints
 from dovetail.torch_private import state as private_state
 from dovetail.torch_private import tracing as private_tracing
+from dovetail.torch_private.assumptions import Aside
 from dovetail.torch_private.inductor_cache import NotCachedError
+from dovetail.trace import ShapeGuards, shape_guards
 
 #: The graphs of each compiled function that have not ended up on a tier, by the function's log.
 _UNSETTLED: weakref.WeakKeyDictionary[EventLog, weakref.WeakSet[SwappingRun]] = weakref.WeakKeyDictionary()
@@ -128,11 +131,16 @@ class SwappingRun:
         self._run: RuntimeFunction = first.run
         self._collector = Collector(tiers.backend, tiers)
         self._second: CompiledGraph | None = None
+        self._assumed: ShapeGuards | None = None
         self._key: str | None = None
         self._job: process.Job | None = None
         self._asked = 0.0
         self._progress: Progress | None = None
         self._calls = 0
+        #: In its blocks, what the kernels assume of symbolic sizes is assumed: what runs by operators is for all of them.
+        self._sizes = (
+            Aside(lowering.joint.fake_mode.shape_env) if has_sizes(lowering.joint) else contextlib.nullcontext()
+        )
         self._lock = threading.RLock()
         #: What is done before a call; None once nothing is to come.
         self._before: Callable[[], object] | None = self._count_calls
@@ -202,7 +210,8 @@ class SwappingRun:
             self._stay("its kernels would need other gradients to be dropped first", is_news=False)
             return
         try:
-            job = make_job(backend.name, self._collector.graphs)
+            with self._sizes:
+                job = make_job(backend.name, self._collector.graphs, self._first.joint.fake_mode.shape_env)
             self._job = process.worker().submit(job)
         except UnportableError as error:
             self._compile_here(str(error))
@@ -223,7 +232,7 @@ class SwappingRun:
         """Make the graphs for the backend, unless they are there; raises what a step raises."""
         lowering, self._lowering = self._lowering, None
         if lowering is not None:
-            with private_state.preserved_rng_state(), stage("making graphs for the backend"):
+            with private_state.preserved_rng_state(), self._sizes, stage("making graphs for the backend"):
                 self._key = kept_steps.key_of_steps(lowering)
                 self._second = run_steps(self._for_backend(lowering))
 
@@ -267,8 +276,9 @@ class SwappingRun:
         start = time.monotonic()
         assert self._second is not None
         try:
-            with private_state.preserved_rng_state(), without_autocast(), how:
+            with private_state.preserved_rng_state(), without_autocast(), self._sizes, how:
                 self._collector.compile_all()
+                self._assumed = self._assumed_of_sizes()
             kept_steps.keep(self._key, self._second.lowering)
         except Exception as error:  # noqa: BLE001  (whatever a backend may raise)
             self._stay(f"{type(error).__name__}: {error}")
@@ -283,6 +293,11 @@ class SwappingRun:
         else:
             self._go_over(details)
 
+    def _assumed_of_sizes(self) -> ShapeGuards | None:
+        """What the kernels assume of symbolic sizes, with what the entry assumes of them."""
+        joint = self._first.joint
+        return shape_guards(joint.fake_mode.shape_env, joint.capture.bindings) if has_sizes(joint) else None
+
     def _go_over(self, details: Mapping[str, float]) -> None:
         """From the next line on, the kernels run."""
         second = self._second
@@ -290,9 +305,21 @@ class SwappingRun:
         waited = time.monotonic() - self._asked
         self._events.note("tier 1", backend=self._tiers.backend.name, after=waited, **details)
         order = self._places_of_reused(second)
-        self._run = second.run if order is None else taking(second.run, order)
+        run = second.run if order is None else taking(second.run, order)
+        self._run = run if self._assumed is None else self._where_assumed(self._assumed, run)
         self.tier = 1
         self._settle(f"runs by the kernels of {self._tiers.backend.name}", "done")
+
+    def _where_assumed(self, assumed: ShapeGuards, run: RuntimeFunction) -> RuntimeFunction:
+        """Run the kernels where what they assume holds. For other sizes the entry is found no longer, and they get their own."""
+        holds, operators = assumed.holds, self._first.run
+        guards = self._first.joint.capture.guards
+        entry = guards.freeze().shapes if isinstance(guards, GuardSet) and guards.is_frozen else None
+        if isinstance(entry, ShapeGuards):
+            # In place: the check of the guards calls this very function.
+            entry.holds.__code__, entry.sentences = holds.__code__, assumed.sentences
+        # A call may have been let in before, also by another thread; the graph of a next order has no guards.
+        return lambda inputs: run(inputs) if holds(inputs) else operators(inputs)
 
     def _places_of_reused(self, second: CompiledGraph) -> list[int] | None:
         """Which of the values that tier 0 takes tier 1 takes; None: all of them."""
@@ -307,6 +334,8 @@ class SwappingRun:
     def _check(self, inputs: list[torch.Tensor]) -> None:
         """Compare both tiers on copies of these inputs, before the new one runs for the first time."""
         assert self._second is not None
+        if self._assumed is not None and not self._assumed.holds(inputs):
+            return
         self._check_next = False
         if self._second.lowering.reused or self._first.lowering.reused:
             self._events.note("swap not checked", reason="the graph takes values that another one has saved")

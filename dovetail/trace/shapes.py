@@ -8,6 +8,7 @@ backward, a decomposition or a backend was traced) can be checked there too: :cl
 from __future__ import annotations
 
 import sys
+import types
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
@@ -236,13 +237,12 @@ class Bindings:
         )
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(eq=False)
 class ShapeGuards:
     """Conditions on the sizes, strides and numbers of a call. ``holds(tensors)`` checks all of them."""
 
-    holds: Callable[[Sequence[torch.Tensor]], bool]
+    holds: types.FunctionType
     sentences: tuple[tuple[str, UserLocation | None, Callable[[Sequence[torch.Tensor]], bool]], ...]
-    count: int
 
     def failures(self, tensors: Sequence[torch.Tensor]) -> list[tuple[str, UserLocation | None]]:
         """The conditions that do not hold, as sentences with the user's line."""
@@ -293,4 +293,4 @@ def shape_guards(environment: RecordingShapeEnv, bindings: Bindings) -> ShapeGua
     for code, text, line in unique:
         exec(compile(_CHECK.format(code), "<shape guards>", "exec"), space)
         sentences.append((text, line, space["holds"]))
-    return ShapeGuards(joined_holds, tuple(sentences), len(environment.guards))
+    return ShapeGuards(joined_holds, tuple(sentences))

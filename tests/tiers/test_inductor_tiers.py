@@ -85,6 +85,31 @@ def test_a_whole_step_with_a_schedule_gets_its_kernels() -> None:
     assert [log.count(name) for name in ("tier 1", "waits for kernels", "compiled in this process")] == [1, 0, 0]
 
 
+def test_sizes_that_change_get_their_kernels_in_the_background() -> None:
+    eager, model = make(), make()
+    compiled = dovetail.compile(model, backend="inductor", fullgraph=True)
+
+    def one(module: nn.Module, size: int) -> torch.Tensor:
+        torch.manual_seed(size)
+        loss = module(torch.randn(size, 6)).square().mean()
+        loss.backward()
+        return torch.cat([loss.detach().reshape(1), torch.rand(1)])
+
+    for size in (8, 5, 8, 5):
+        same(one(eager, size), one(compiled, size))
+    assert dovetail.wait(compiled, 300)
+    for size in (7, 2, 5, 1025, 1, 9):
+        same(one(eager, size), one(compiled, size), exact=False)
+        compare_modules(eager, model, "model", exact=False)
+    log = dovetail.events_of(compiled)
+    assert [log.count(name) for name in ("waits for kernels", "compiled in this process", "stays on tier 0")] == [
+        0,
+        0,
+        0,
+    ]
+    assert log.count("tier 1") >= 1
+
+
 def test_a_killed_compiler_leaves_the_operators() -> None:
     model = make()
     compiled = dovetail.compile(model, backend="inductor")

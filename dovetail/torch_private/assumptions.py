@@ -1,0 +1,94 @@
+"""What a shape environment assumes of its symbols: kept apart for a while, and made again in another process."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import MutableSet
+from typing import Any
+
+from torch.fx.experimental.symbolic_shapes import DimDynamic, ShapeEnv, SymT, symbol_is_type
+from torch.utils._sympy.numbers import int_oo
+from torch.utils._sympy.value_ranges import ValueRanges
+
+from dovetail.torch_private.sizes import hint, range_of
+
+#: Caches of an environment, and of its numbers, are good for one value of these.
+_COUNTERS = ("_version_counter", "_replacements_version_counter")
+
+
+class Aside:
+    """Blocks in which more may be assumed of an environment's symbols: it holds in these blocks alone, and in the next of them.
+
+    >>> import torch
+    >>> environment = ShapeEnv()
+    >>> size = environment.create_unbacked_symint()
+    >>> aside = Aside(environment)
+    >>> with aside:
+    ...     torch._check(size == 4)
+    ...     print(size)
+    4
+    >>> size is not None and str(size)
+    'u0'
+    >>> with aside:
+    ...     print(size)
+    4
+    """
+
+    def __init__(self, environment: ShapeEnv) -> None:
+        self._environment = environment
+        self._other = {name: _copied(value) for name, value in vars(environment).items()}
+
+    def __enter__(self) -> None:
+        self._exchange()
+
+    def __exit__(self, *_error: object) -> None:
+        self._exchange()
+
+    def _exchange(self) -> None:
+        state = vars(self._environment)
+        now, other = dict(state), self._other
+        state.update(other)
+        for name in set(_COUNTERS) & now.keys():
+            # The numbers of the environment remember what they are by these.
+            state[name] = max(now[name], other[name]) + 1
+        self._other = now
+
+
+def _copied(value: Any) -> Any:
+    if isinstance(value, dict):
+        found = copy.copy(value)
+        found.update({key: copy.copy(item) for key, item in value.items() if type(item) is list})
+        return found
+    return copy.copy(value) if isinstance(value, (list, MutableSet)) else value
+
+
+def sizes_of(environment: ShapeEnv) -> list[Any]:
+    """The symbols of sizes, strides and whole numbers that are read off inputs."""
+    return [symbol for symbol in environment.var_to_range if symbol_is_type(symbol, SymT.SIZE)]
+
+
+def facts_of(environment: ShapeEnv, symbol: Any) -> list[Any]:
+    """What :func:`size_of_facts` makes a symbol of again: plain numbers and a name."""
+    number = environment.create_symintnode(symbol, hint=None)
+    return [str(symbol), hint(number), *range_of(environment, symbol), symbol.is_positive]
+
+
+def size_of_facts(
+    environment: ShapeEnv, name: str, example: int, low: int | None, high: int | None, positive: bool | None
+) -> Any:
+    """A symbolic size under the name that it has in another process; raises ``ValueError`` where it cannot have it."""
+    from torch._dynamo.source import ConstantSource
+
+    source, number = ConstantSource(f"the size {name}"), int(name[1:])
+    environment._generate_unique_id = lambda source_name: number  # type: ignore[method-assign]
+    environment.unique_ids.add(number)
+    try:
+        symbol: Any = environment.create_symbol(
+            example, source, DimDynamic.DYNAMIC, positive=positive, do_not_specialize_zero_one=True
+        )
+    finally:
+        del environment._generate_unique_id
+    if str(symbol) != name:
+        raise ValueError(f"{name} is the name of no size")
+    environment.var_to_range[symbol] = ValueRanges(-int_oo if low is None else low, int_oo if high is None else high)
+    return environment.create_symintnode(symbol, hint=example, source=source)
