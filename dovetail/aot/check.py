@@ -29,8 +29,8 @@ class JointGraphError(GraphInvalidError):
     Meaning:
 
     - ``returns_tensors``: an entry is a node with a fake tensor as its value, and None only where its descriptor is None.
-    - ``has_fitting_gradients``: a gradient has the shape and dtype of the input that it is the gradient of.
-    - ``keeps_outputs``: after a pass, a forward output has the shape and dtype that it had before.
+    - ``has_fitting_gradients``: a gradient has the shape, dtype and device of the input that it is the gradient of.
+    - ``keeps_outputs``: after a pass, a forward output has the shape, dtype and device that it had before.
     - ``is_functional``: no operator writes to its arguments.
     - ``has_forward_before_backward``: no forward output depends on a tangent.
     """
@@ -60,13 +60,16 @@ def has_described_inputs(joint: JointGraph) -> Iterator[Violation]:
         yield f"the graph has {len(placeholders)} inputs and {len(joint.input_descriptors)} descriptors", ""
         return
     for node, descriptor in zip(placeholders, joint.input_descriptors, strict=True):
+        if "val" not in node.meta:
+            yield f"the input {node.name} has lost its fake value", "keep what is in a placeholder's meta"
         if node.meta.get("desc", descriptor) != descriptor:
             yield f"the input {node.name} has changed its place: {node.meta['desc']}, not {descriptor}", ""
 
 
 def returns_described_list(joint: JointGraph) -> Iterator[Violation]:
     """One flat list with one entry for each output descriptor."""
-    results: Any = joint.graph.output_node().args
+    results: Any = [node.args for node in joint.graph.find_nodes(op="output")]
+    results = results[0] if len(results) == 1 else ()
     if len(results) != 1 or not isinstance(results[0], (list, tuple)):
         yield "the graph must return one flat list", ""
     elif len(results[0]) != len(joint.output_descriptors):
@@ -84,7 +87,7 @@ def returns_tensors(joint: JointGraph) -> Iterator[Violation]:
 
 
 def has_fitting_gradients(joint: JointGraph) -> Iterator[Violation]:
-    """Each gradient has the shape and dtype of its input."""
+    """Each gradient has the shape, dtype and device of its input."""
     placeholders = joint.graph.find_nodes(op="placeholder")
     for position, node in enumerate(joint.results[joint.num_forward_outputs :]):
         if node is not None:
@@ -93,7 +96,7 @@ def has_fitting_gradients(joint: JointGraph) -> Iterator[Violation]:
 
 
 def keeps_outputs(joint: JointGraph, before: JointGraph) -> Iterator[Violation]:
-    """Each forward output has the shape and dtype that it had."""
+    """Each forward output has the shape, dtype and device that it had."""
     for position, node in enumerate(joint.results[: joint.num_forward_outputs]):
         old = before.results[position]
         if node is not None and old is not None:
@@ -102,12 +105,11 @@ def keeps_outputs(joint: JointGraph, before: JointGraph) -> Iterator[Violation]:
 
 def _unlike(descriptor: object, node: torch.fx.Node, promised: torch.fx.Node) -> Iterator[Violation]:
     value, wanted = node.meta["val"], promised.meta["val"]
-    if value.shape != wanted.shape or value.dtype != wanted.dtype:
-        yield (
-            f"{descriptor} must be {wanted.dtype}{list(wanted.shape)}, "
-            f"but {node.name} is {value.dtype}{list(value.shape)}",
-            "",
-        )
+    if (value.shape, value.dtype, value.device) != (wanted.shape, wanted.dtype, wanted.device):
+        kinds = [f"{item.dtype}{list(item.shape)}" for item in (wanted, value)]
+        if value.device != wanted.device:
+            kinds = [f"{kind} on {item.device}" for kind, item in zip(kinds, (wanted, value), strict=True)]
+        yield f"{descriptor} must be {kinds[0]}, but {node.name} is {kinds[1]}", ""
 
 
 def is_functional(joint: JointGraph) -> Iterator[Violation]:

@@ -2,16 +2,22 @@
 
 from __future__ import annotations
 
+import contextlib
+import itertools
+import logging
+import operator
 import time
+from collections.abc import Iterator
 from typing import Any
 
 import torch
 
-from dovetail.aot.check import check_joint, check_structure
+from dovetail.aot.check import JointGraphError, check_joint, check_structure, is_functional
 from dovetail.aot.joint_graph import JointGraph, Pass, PassRecord
 from dovetail.aot.nodes import must_stay
 from dovetail.errors import GraphInvalidError
 from dovetail.torch_private import tracing as private_tracing
+from dovetail.torch_private import trees
 
 
 def apply_pass(joint: JointGraph, graph_pass: Pass, name: str | None = None) -> JointGraph:
@@ -31,7 +37,11 @@ def apply_pass(joint: JointGraph, graph_pass: Pass, name: str | None = None) -> 
             f"the pass {name or graph_pass} returned a {type(returned).__name__}", advice="return the joint graph"
         )
     check_structure(returned)
+    for what, advice in is_functional(returned):
+        # A write whose result nobody reads would be removed as dead code.
+        raise JointGraphError(what, is_functional.__name__, advice)
     returned.graph.eliminate_dead_code(is_impure_node=must_stay)
+    _lift_constants(returned)
     fill_values(returned)
     returned.graph_module.recompile()
     check_joint(returned, joint)
@@ -43,21 +53,54 @@ def apply_pass(joint: JointGraph, graph_pass: Pass, name: str | None = None) -> 
 
 def insert_call(joint: JointGraph, target: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> torch.fx.Node:
     """See :meth:`dovetail.aot.joint_graph.JointGraph.call`."""
+    if not callable(target):
+        raise GraphInvalidError(
+            f"{target!r} is not an operator", advice="give an operator, such as torch.ops.aten.mul.Tensor"
+        )
+    args, kwargs = trees.tree_map(
+        lambda item: _constant(joint, item) if isinstance(item, torch.Tensor) else item, (args, kwargs)
+    )
     nodes: list[torch.fx.Node] = []
     torch.fx.node.map_arg((args, kwargs), nodes.append)
-    last = max(nodes, key=lambda node: node._sort_key) if nodes else None
     inputs = joint.graph.find_nodes(op="placeholder")
-    if last is None or last.op == "placeholder":
-        phase = "backward" if any(node in inputs[joint.num_primals :] for node in nodes) else "forward"
-        last = inputs[-1] if inputs else None
-    else:
-        phase = last.meta.get("phase", "backward")
+    tangents = inputs[joint.num_primals :]
+    is_late = any(
+        node in tangents or node.meta.get("phase", "backward") == "backward"
+        for node in nodes
+        if node not in inputs[: joint.num_primals]
+    )
+    phase = "backward" if is_late else "forward"
+    last = max([*inputs[-1:], *nodes], key=lambda node: node._sort_key, default=None)
     with joint.graph.inserting_after(last):
         made = joint.graph.call_function(target, args, kwargs)
     made.meta["phase"] = phase
     if last is not None and "user_line" in last.meta:
         made.meta["user_line"] = last.meta["user_line"]
     return made
+
+
+def _constant(joint: JointGraph, tensor: torch.Tensor) -> torch.fx.Node:
+    """A node with the present values of a tensor of the pass, in the form that constants have in a captured graph."""
+    module, constant = joint.graph_module, tensor.detach().clone()
+    name = next(name for name in map("constant_{}".format, itertools.count()) if not hasattr(module, name))
+    module.register_buffer(name, constant)
+    with joint.graph.inserting_after(next(iter(joint.graph.find_nodes(op="placeholder")[-1:]), None)):
+        node = joint.graph.get_attr(name)
+    with joint.graph.inserting_after(node):
+        copy = joint.graph.call_function(torch.ops.aten.lift_fresh_copy.default, (node,))
+    with private_tracing.disable_current_modes():
+        node.meta["val"] = joint.fake_mode.from_tensor(constant, static_shapes=True)
+    copy.meta["phase"] = "forward"
+    return copy
+
+
+def _lift_constants(joint: JointGraph) -> None:
+    """Turn tensors that a pass has put into the graph module itself into constants."""
+    for node in joint.graph.find_nodes(op="get_attr"):
+        held = operator.attrgetter(str(node.target))(joint.graph_module)
+        if isinstance(held, torch.Tensor) and "val" not in node.meta:
+            node.replace_all_uses_with(_constant(joint, held))
+            joint.graph.erase_node(node)
 
 
 def fill_values(joint: JointGraph) -> None:
@@ -72,13 +115,25 @@ def fill_values(joint: JointGraph) -> None:
         args = torch.fx.node.map_arg(node.args, lambda item: item.meta["val"])
         kwargs = torch.fx.node.map_arg(node.kwargs, lambda item: item.meta["val"])
         try:
-            with private_tracing.disable_current_modes(), joint.fake_mode, torch.no_grad():
+            with private_tracing.disable_current_modes(), joint.fake_mode, torch.no_grad(), _without_bookkeeping(joint):
                 value = node.target(*args, **kwargs)
         except (RuntimeError, TypeError, ValueError, IndexError, KeyError) as error:
             raise GraphInvalidError(f"{node.name} = {node.target} does not accept its arguments: {error}") from error
         node.meta["val"] = value
         node.meta.setdefault("phase", "backward")
         stale.add(node)
+
+
+@contextlib.contextmanager
+def _without_bookkeeping(joint: JointGraph) -> Iterator[None]:
+    """Nobody asks later which node made a size from data; torch logs what it then raises here."""
+    level = logging.root.manager.disable
+    logging.disable(logging.ERROR)
+    try:
+        with joint.fake_mode.shape_env.ignore_fresh_unbacked_symbols():
+            yield
+    finally:
+        logging.disable(level)
 
 
 def _signature(node: torch.fx.Node) -> tuple[Any, ...]:

@@ -119,9 +119,12 @@ def strides_of(tensor: torch.Tensor) -> list[int]:
 
 def _has_default_strides(tensor: torch.Tensor) -> bool:
     """Whether a tensor has the strides of a new one. Those of an empty result are not what the fake kernel says."""
-    if any(map(private_sizes.is_data_number, tensor.shape)):
-        return tensor.is_contiguous()
-    return 0 not in tensor.shape and strides_of(tensor) == new_strides(tensor.shape)
+    return not _is_empty(tensor) and strides_of(tensor) == new_strides(tensor.shape)
+
+
+def _is_empty(tensor: torch.Tensor) -> bool:
+    """Whether a tensor had no elements at capture; nothing is guarded, and what only the data knows counts as more than none."""
+    return 0 in map(private_sizes.hint, tensor.shape)
 
 
 def new_strides(shape: Sequence[Any]) -> list[int]:
@@ -136,6 +139,7 @@ def new_strides(shape: Sequence[Any]) -> list[int]:
         "masked_fill_": lambda: Example(lambda x: (x * 1).masked_fill_(x > 1, 0), [(torch.rand(3, 4).t(),)], order=0),
         "cumsum_": lambda: Example(lambda x: (x * 1).cumsum_(0), [(torch.rand(3, 4).t(),)], order=0),
         "one row": lambda: Example(lambda x: (x.t().mul_(2), x.detach())[1], [(torch.rand(1, 2),)], order=0),
+        "places": lambda: Example(lambda x: x.nonzero().mul_(2), [(torch.zeros(3, 5),)], order=0),
     },
 )
 def written_keeps_its_strides(run: Run, operator: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
@@ -148,8 +152,9 @@ def written_keeps_its_strides(run: Run, operator: Any, args: Sequence[Any], kwar
     if is_view or operator is _aten.copy_.default or draws_random_numbers(operator) or _has_default_strides(target):
         return NotImplemented
     value = run(functional, args, kwargs)
-    is_empty = any(not private_sizes.is_data_number(size) and size == 0 for size in target.shape)
-    lies_alike = isinstance(value, torch.Tensor) and not is_empty and strides_of(value) == strides_of(target)
+    # An empty result does not lie as the fake kernel says, and what only the data knows may be empty.
+    may_be_empty = _is_empty(target) or any(map(private_sizes.is_data_number, target.shape))
+    lies_alike = isinstance(value, torch.Tensor) and not may_be_empty and strides_of(value) == strides_of(target)
     if lies_alike or not isinstance(value, torch.Tensor) or value.dtype != target.dtype:
         # The value leaves the graph as dead code.
         return NotImplemented
@@ -278,6 +283,24 @@ def resized(run: Run, operator: Any, args: Sequence[Any], kwargs: Mapping[str, A
     if memory_format in (None, torch.contiguous_format):
         return NotImplemented
     raise RefusedOperatorError("a tensor is resized to another memory format", advice="make a new tensor instead")
+
+
+def _polygamma(x: torch.Tensor) -> torch.Tensor:
+    y = x + 1
+    y.polygamma_(2)
+    return y
+
+
+@quirk(
+    FUNCTIONAL,
+    _aten.polygamma_.default,
+    example=lambda: Example(_polygamma, [(torch.rand(4),)], options={"fullgraph": True}),
+)
+def polygamma_in_place(run: Run, operator: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
+    """Write ``polygamma_`` as a copy: no other operator that writes lacks a functional kernel."""
+    value = run(_aten.polygamma.default, (args[1], args[0]), {})
+    run(_aten.copy_.default, (args[0], value), {})
+    return args[0]
 
 
 def _write_at_symbolic_size(x: torch.Tensor) -> torch.Tensor:

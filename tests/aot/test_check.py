@@ -88,3 +88,48 @@ def test_compile_checks_a_graph_that_was_edited_by_hand() -> None:
     one_result_less(joint)
     with pytest.raises(JointGraphError):
         joint.compile("aten")
+
+
+def unread_write(joint: JointGraph) -> None:
+    joint.call(aten.mul_.Tensor, joint.results[0], 2.0)
+
+
+def no_output(joint: JointGraph) -> None:
+    joint.graph.erase_node(joint.graph.output_node())
+
+
+def forgotten_values(joint: JointGraph) -> None:
+    for node in joint.graph.nodes:
+        node.meta.clear()
+
+
+def a_gradient_elsewhere(joint: JointGraph) -> None:
+    zeros = joint.call(aten.zeros.default, [2, 3], device="meta")
+    joint.replace_output(Gradient(ParamInput("weight")), zeros)
+
+
+@pytest.mark.parametrize(
+    ("damage", "says"),
+    [
+        (unread_write, "writes to its arguments"),
+        (no_output, "one flat list"),
+        (forgotten_values, "has lost its fake value"),
+        (a_gradient_elsewhere, "on cpu, but .* on meta"),
+        (lambda joint: joint.call("mul", joint.results[0]), "'mul' is not an operator"),
+    ],
+)
+def test_an_edit_that_makes_no_sense_is_one_error(damage: Damage, says: str) -> None:
+    joint = dovetail.capture(torch.nn.Linear(3, 2), (torch.randn(4, 3),))
+    before = str(joint)
+    with pytest.raises(errors.GraphInvalidError, match=says):
+        joint.apply(damage)
+    assert str(joint) == before
+
+
+def test_torch_logs_nothing_about_an_edit_that_does_not_fit(caplog: pytest.LogCaptureFixture) -> None:
+    joint = dovetail.capture(torch.nn.Linear(3, 2), (torch.randn(4, 3),))
+    with pytest.raises(errors.GraphInvalidError, match="does not accept its arguments"):
+        joint.apply(
+            lambda joint: joint.replace_output(UserOutput("0"), joint.call(aten.mm.default, *[joint.results[0]] * 2))
+        )
+    assert not caplog.records
