@@ -136,7 +136,7 @@ class JointGraph:
         self.graph.output_node().args = (results,)
 
     def call(self, target: Any, *args: Any, **kwargs: Any) -> torch.fx.Node:
-        """A new node, put right after the last of the nodes that it reads; it belongs to the phase of that node.
+        """A new node, put right after the last of the nodes that it reads; a tensor that it is given becomes a constant.
 
         Its shape is computed when the pass is over (see :meth:`apply`).
         """

@@ -8,7 +8,7 @@ import functools
 import gc
 import os
 import threading
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 import torch
@@ -33,6 +33,7 @@ from dovetail.guards import AmbientState, GuardSet, are_decided_by, compile_chec
 from dovetail.options import Options
 from dovetail.runtime.entry import Entry
 from dovetail.torch_private import state as private_state
+from dovetail.torch_private.trees import tree_leaves
 from dovetail.trace.settings import SAYS_EAGER
 
 #: Held while a call is compiled, never while the user's code runs: that may wait for another thread that wants to compile.
@@ -44,6 +45,18 @@ Run = Callable[[], Any]
 """How a call runs, once that is decided."""
 #: Asked at each call that no entry takes, with the dispatcher and the arguments: how it runs inside of what surrounds it, or None.
 SURROUNDINGS: list[Callable[..., Run | None]] = []
+
+
+@contextlib.contextmanager
+def _taken_back(*values: Any) -> Iterator[None]:
+    """Give plain tensors their values back, and the CPU's generator its state, after a block that does not raise."""
+    plain = [item.detach() for item in tree_leaves(values) if type(item) is torch.Tensor and not item.is_inference()]
+    before, state = [(item, item._version, item.clone()) for item in plain], torch.get_rng_state()
+    yield
+    torch.set_rng_state(state)
+    for item, version, copy in before:
+        if item._version != version:
+            item.copy_(copy)
 
 
 class Dispatcher:
@@ -193,7 +206,8 @@ class Dispatcher:
         if self.options.fullgraph:
             if error is not None:
                 # Where the program itself raises, this is its error; that of a fake kernel has another text, and no line.
-                self.original(*args, **kwargs)
+                with _taken_back(args, kwargs):
+                    self.original(*args, **kwargs)
             advice = stop.advice or "drop fullgraph=True to run it eagerly"
             raise GraphBreakError(stop.reason, where=messages().place(stop.where), advice=advice) from error or stop
         text = messages().explain_break(f"{name_of(self.original)} runs eagerly", stop)

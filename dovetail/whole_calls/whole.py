@@ -25,6 +25,7 @@ from dovetail.trace.trace import open_trace
 from dovetail.whole_calls.call import whole_call
 from dovetail.whole_calls.examples import example_of
 from dovetail.whole_calls.facts import SizesRule
+from dovetail.whole_calls.handles import is_handle
 
 
 class Whole:
@@ -85,17 +86,20 @@ def _recorded(trace: Trace, whole: Whole, args: Sequence[Any], kwargs: Mapping[s
     with trace.recorder.paused():
         call = _FlatCall(whole, args, kwargs)
         written = call.written(trace)
-        if any(call.tensors[at].requires_grad for at in written):
+        if any(call.tensors[at].requires_grad for at, _ in written):
             raise CaptureError(f"{call.name} writes to a tensor that requires a gradient and cannot be kept whole")
 
         def run(*given: torch.Tensor) -> list[torch.Tensor]:
-            own = [item.clone() if at in written else item for at, item in enumerate(given)]
-            return [*call.run(own), *[own[at] for at in written]]
+            own = list(given)
+            for at, _ in written:
+                own[at] = own[at].clone()
+            return [*call.run(own), *[own[at] for at, _ in written]]
 
         results = whole_call(trace, call.name, run, call.tensors)
         count = len(results) - len(written)
-        for at, value in zip(written, results[count:], strict=True):
-            call.tensors[at].copy_(value)
+        for (at, is_counted), value in zip(written, results[count:], strict=True):
+            target = call.tensors[at]
+            (target if is_counted else target.data).copy_(value)
         result = call.result(trace, results[:count])
     trace.recorder.record(whole, tuple(args), kwargs, result)
     return result
@@ -136,18 +140,25 @@ class _FlatCall:
             self._results, self._numbers = spec, [type(item) in (bool, int, float) for item in results]
         return [_number_tensor(item) if type(item) in (bool, int, float) else item for item in results]
 
-    def written(self, trace: Trace) -> list[int]:
-        """Which arguments the function writes to, found by an example call."""
+    def written(self, trace: Trace) -> list[tuple[int, bool]]:
+        """Which arguments the function writes to, and whether it counts that, found by an example call.
+
+        The running statistics of a batch norm are written to by its kernel, which counts no writes.
+        """
         with (
             private_tracing.disable_current_modes(),
             private_calls.no_torch_function(),
             private_state.preserved_rng_state(),
         ):
             examples = [example_of(trace, tensor).requires_grad_(tensor.requires_grad) for tensor in self.tensors]
-            before = [tensor._version for tensor in examples]
+            before = [(tensor._version, tensor.detach().clone()) for tensor in examples]
             with torch.no_grad():
                 self.run(examples)
-            return [at for at, tensor in enumerate(examples) if tensor._version != before[at]]
+            return [
+                (at, tensor._version != version)
+                for at, (tensor, (version, values)) in enumerate(zip(examples, before, strict=True))
+                if tensor._version != version or _differ(tensor, values)
+            ]
 
     def result(self, trace: Trace, values: Sequence[torch.Tensor]) -> Any:
         """The result that the program sees, made of the tensors that the node returns."""
@@ -158,6 +169,14 @@ class _FlatCall:
 
 def _tensor_at(index: int) -> Callable[[Sequence[torch.Tensor]], torch.Tensor]:
     return lambda given: given[index]
+
+
+def _differ(one: torch.Tensor, other: torch.Tensor) -> bool:
+    """Whether two tensors that lie alike hold other bytes: a NaN is the same as itself then."""
+    if is_handle(one) or one.is_quantized:
+        return False
+    plain = (item.detach().resolve_conj().resolve_neg().contiguous() for item in (one, other))
+    return not torch.equal(*(item.view(-1).view(torch.uint8) for item in plain))
 
 
 def _is_settings(value: Any) -> bool:

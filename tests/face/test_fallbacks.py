@@ -120,6 +120,25 @@ def test_a_break_in_the_standard_library_names_the_users_line(function: Callable
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork here")
 @pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")
+def test_what_a_refused_call_wrote_is_taken_back(monkeypatch: pytest.MonkeyPatch) -> None:
+    def function(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        with torch.no_grad():
+            x.add_(torch.rand(3))
+            y[0].zero_()
+        return x * y
+
+    def broken(*args: object) -> None:
+        raise _Secret("a kernel of torch's does not work")
+
+    monkeypatch.setattr("dovetail.face.attempts.capture_joint", broken)
+    x, y = torch.ones(3), torch.ones(2, 3, requires_grad=True)
+    state = torch.get_rng_state()
+    with pytest.raises(GraphBreakError, match="does not work"):
+        dovetail.compile(function, backend="aten", fullgraph=True)(x, y)
+    assert torch.equal(x, torch.ones(3)) and torch.equal(y, torch.ones(2, 3))
+    assert torch.equal(torch.get_rng_state(), state)
+
+
 def test_a_child_forked_while_another_thread_compiles() -> None:
     held, done = threading.Event(), threading.Event()
 
