@@ -78,17 +78,15 @@ def make_options(**given: Any) -> Options:
     check_budget(options.memory_budget)
     if not isinstance(options.backend_options, Mapping):
         raise OptionError(f"backend_options must be a mapping, not {type(options.backend_options).__name__}")
-    if not all(callable(item) for item in options.passes):
-        raise OptionError("every entry of passes must be callable: (JointGraph) -> JointGraph")
+    if not (isinstance(options.passes, (tuple, list)) and all(map(callable, options.passes))):
+        raise OptionError("passes must be a tuple of functions, each (JointGraph) -> JointGraph")
     return options
 
 
 def check_budget(budget: object) -> None:
     """Raise :class:`OptionError` for something that is no budget: a fraction from 0.0 to 1.0, or a number of bytes."""
-    if budget is None:
-        return
-    is_number = isinstance(budget, (int, float)) and not isinstance(budget, bool)
-    if not is_number or not budget >= 0 or (isinstance(budget, float) and budget > 1.0):  # type: ignore[operator]
+    is_number = isinstance(budget, (int, float)) and not isinstance(budget, bool) and budget >= 0
+    if budget is not None and not (is_number and (isinstance(budget, int) or budget <= 1.0)):  # type: ignore[operator]
         raise OptionError(
             f"memory_budget must be a fraction from 0.0 to 1.0 or a whole number of bytes, not {budget!r}",
             advice="memory_budget=0.5 saves half of what can be spared; memory_budget=2**30 saves at most 1 GiB",

@@ -95,12 +95,9 @@ def register_backend(
     if unknown:
         raise TypeError(f"register_backend() got an unexpected keyword argument {unknown[0]!r}")
     if backend is None:
-
-        def decorate(function: Function) -> Function:
-            register_backend(name, function, replace=replace, **facts)
-            return function
-
-        return decorate
+        return lambda function: (register_backend(name, function, replace=replace, **facts), function)[1]
+    if not callable(backend) and not isinstance(backend, Backend):
+        raise BackendError(f"a backend is a callable, not {type(backend).__name__}")
     made = backend if isinstance(backend, Backend) else backend_around(name, backend)
     given: dict[str, Any] = {key: value for key, value in facts.items() if value is not None}
     made = dataclasses.replace(made, name=name, **given)
@@ -213,8 +210,7 @@ def _load(place: str) -> Any:
 
 
 def _wing(name: str) -> Backend | None:
-    place = _WINGS.get(name)
-    return None if place is None else _load(place)
+    return _load(_WINGS[name]) if name in _WINGS else None
 
 
 def _entry_points() -> dict[str, EntryPoint]:

@@ -14,7 +14,7 @@ import torch
 from dovetail.aot.capture_joint import capture_joint, lacks_derivative
 from dovetail.aot.joint_graph import JointGraph
 from dovetail.aot.state import create_state
-from dovetail.errors import CaptureError, NotCallableError
+from dovetail.errors import CaptureError, InputError, NotCallableError
 from dovetail.face.attempts import MOST_ATTEMPTS, collection_paused
 from dovetail.face.compiled_function import CompiledFunction
 from dovetail.face.loading import load_rules
@@ -74,6 +74,8 @@ def capture(function: Any, args: tuple[Any, ...] = (), kwargs: Mapping[str, Any]
     >>> joint.num_primals
     3
     """
+    if not isinstance(args, (tuple, list)):
+        raise InputError(f"args is a {type(args).__name__}, and must be a tuple of arguments", advice="write (x,)")
     load_rules()
     # Dimensions that were marked are symbolic here too.
     shapes = SizeChanges().shapes(None, True, tuple(args), kwargs or {})

@@ -93,12 +93,16 @@ class Dispatcher:
         # First of all: where torch.compile traces this, it is a constant, and the original becomes part of torch's graph.
         if torch.compiler.is_dynamo_compiling() or private_state.dispatch_mode_count() or capturing.active:
             return original(*args, **kwargs)
-        for entry in self.entries:
-            tensors = entry.checker.check(original, args, kwargs)
-            if tensors is not None:
-                if entry is not self.entries[0]:
-                    self._ask_first(entry)
-                return self._run(entry, args, kwargs, tensors)
+        try:
+            for entry in self.entries:
+                tensors = entry.checker.check(original, args, kwargs)
+                if tensors is not None:
+                    if entry is not self.entries[0]:
+                        self._ask_first(entry)
+                    return self._run(entry, args, kwargs, tensors)
+        except Exception as error:
+            messages().without_internals(error)
+            raise
         with messages().Telling():
             return self._miss(args, kwargs)
 

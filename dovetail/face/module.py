@@ -11,6 +11,8 @@ from typing import Any
 
 import torch
 
+from dovetail.face.warnings import messages
+
 _OWN = frozenset({"original", "compiled_call", "_make_call"})
 _SHARED = frozenset({"__dict__", "__class__", "__module__", "__doc__"})
 #: Methods by which a program keeps what they return: ``model = model.to("cuda")``.
@@ -44,7 +46,11 @@ class CompiledModule(torch.nn.Module):
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Run the module compiled."""
         # Past __getattribute__, which takes a third of a microsecond.
-        return object.__getattribute__(self, "compiled_call")(*args, **kwargs)
+        try:
+            return object.__getattribute__(self, "compiled_call")(*args, **kwargs)
+        except Exception as error:
+            messages().without_internals(error)
+            raise
 
     def __getattribute__(self, name: str) -> Any:
         """Own names and methods defined here are the wrapper's; all else is the original's."""
@@ -95,12 +101,9 @@ def is_own(name: str) -> bool:
 
 def of_original(wrapper: CompiledModule, name: str, found: Any) -> Any:
     """An attribute of the original as the wrapper hands it out."""
-    if isinstance(found, types.MethodType):
-        if name in _RETURNING_SELF:
-            return functools.partial(_keeping_the_wrapper, wrapper, found)
-        if name in METHODS:
-            return functools.partial(METHODS[name], found)
-    return found
+    if isinstance(found, types.MethodType) and name in _RETURNING_SELF:
+        return functools.partial(_keeping_the_wrapper, wrapper, found)
+    return functools.partial(METHODS[name], found) if isinstance(found, types.MethodType) and name in METHODS else found
 
 
 def _keeping_the_wrapper(wrapper: CompiledModule, method: types.MethodType, *args: Any, **kwargs: Any) -> Any:

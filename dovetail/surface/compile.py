@@ -7,6 +7,7 @@ import functools
 import importlib
 import inspect
 import os
+import types
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any, ParamSpec, Protocol, TypedDict, TypeVar, Unpack, overload
 
@@ -16,6 +17,7 @@ from dovetail.backends import Backend
 from dovetail.errors import OptionError
 from dovetail.events import EventLog
 from dovetail.face import compile as face
+from dovetail.face.compiled_function import CompiledFunction
 from dovetail.frontend.code.frame import Break
 from dovetail.frontend.protocol import TracingInterpreter
 from dovetail.frontend.rules import Arguments, Keywords, rule
@@ -33,6 +35,7 @@ if TYPE_CHECKING:
     from dovetail.reports.cost import Cost
 
 Module = TypeVar("Module", bound=torch.nn.Module)
+Kind = TypeVar("Kind", bound=type)
 Parameters = ParamSpec("Parameters")
 Result = TypeVar("Result")
 ResultOf = TypeVar("ResultOf", covariant=True)
@@ -110,6 +113,9 @@ class Compiler(Protocol):
     def __call__(self, function: Module) -> Module: ...  # type: ignore[overload-overlap]
 
     @overload
+    def __call__(self, function: Kind) -> Kind: ...  # type: ignore[overload-overlap]
+
+    @overload
     def __call__(self, function: _AnyArguments[Result]) -> Compiled[..., Result]: ...
 
     @overload
@@ -121,6 +127,10 @@ class Compiler(Protocol):
 
 @overload
 def compile(function: Module, **options: Unpack[CompileOptions]) -> Module: ...  # type: ignore[overload-overlap]
+
+
+@overload
+def compile(function: Kind, **options: Unpack[CompileOptions]) -> Kind: ...  # type: ignore[overload-overlap]
 
 
 @overload
@@ -145,7 +155,8 @@ def compile(function: Any = None, **given: Any) -> Any:
     """Compile a function or a module; use it like the original. Without ``function``, a decorator.
 
     A module gives a module with the same parameters and the same ``state_dict``; of a LightningModule the steps are compiled too,
-    which is what a trainer calls. What cannot be captured breaks the graph and runs for real, with one warning at each place.
+    which is what a trainer calls. A class is given back, with what its objects are called by compiled. What cannot be captured
+    breaks the graph and runs for real, with one warning at each place.
     Raises :class:`NotCallableError`, :class:`OptionError` or :class:`UnknownBackendError` at once.
 
     Options that torch.compile has too:
@@ -184,6 +195,14 @@ def compile(function: Any = None, **given: Any) -> Any:
         return _compiled(function, given)
 
 
+def _called_by(kind: type) -> str:
+    """The method by which objects of a class are called; "" without one, and for torch's own classes, which others use too."""
+    name = "forward" if issubclass(kind, torch.nn.Module) else "__call__"
+    method = inspect.getattr_static(kind, name, None)
+    is_found = isinstance(method, (types.FunctionType, CompiledFunction)) and kind.__module__.split(".")[0] != "torch"
+    return name if is_found else ""
+
+
 def _compiled(function: Any, given: dict[str, Any]) -> Any:
     for name in given:
         if name not in _DEFAULTS:
@@ -198,6 +217,10 @@ def _compiled(function: Any, given: dict[str, Any]) -> Any:
         return (lambda wrapped: wrapped) if function is None else function
     if function is None:
         return functools.partial(compile, **given)
+    if isinstance(function, type) and (name := _called_by(function)):
+        # In place, as torch.compile does it.
+        setattr(function, name, face.compile(getattr(function, name), **options))
+        return function
     if given.get("regional"):
         return compile_regions(function, options)
     if isinstance(function, torch.nn.Module):

@@ -51,14 +51,10 @@ def mark_dynamic(
     """
     if not -tensor.dim() <= dimension < tensor.dim():
         raise InputError(f"a tensor with {tensor.dim()} dimensions has no dimension {dimension}")
-    position = dimension % tensor.dim()
-    size = tensor.shape[position]
-    bounds = SizeRange(minimum, maximum)
+    bounds, size = SizeRange(minimum, maximum), tensor.shape[dimension]
     if (minimum is not None and size < minimum) or (maximum is not None and size > maximum):
         raise InputError(f"the size {size} of dimension {dimension} is outside of {bounds}")
-    marks = dict(getattr(tensor, MARK, {}))
-    marks[position] = bounds
-    setattr(tensor, MARK, marks)
+    setattr(tensor, MARK, {**getattr(tensor, MARK, {}), dimension % tensor.dim(): bounds})
     return tensor
 
 

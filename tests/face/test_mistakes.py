@@ -63,6 +63,32 @@ def test_the_one_that_is_as_long_says_what_was_meant(tmp_path: Path) -> None:
     assert "did you mean" not in texts["torch"]
 
 
+class Checked(torch.nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = torch.nn.Linear(3, 1)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        assert (x >= 0).all(), "negative"
+        return self.linear(x)
+
+
+@pytest.mark.parametrize("fullgraph", (False, True))
+@pytest.mark.parametrize("whole", (False, True))
+def test_a_later_call_that_fails_has_eagers_frames_only(fullgraph: bool, whole: bool) -> None:
+    original = Checked()
+    compiled = ours(original if whole else original.forward, fullgraph=fullgraph)
+    eager = original if whole else original.forward
+    compiled(torch.ones(2, 3))
+    for bad in (-torch.ones(2, 3), torch.ones(2, 4), "no tensor"):
+        frames = []
+        for function in (eager, compiled):
+            with pytest.raises((AssertionError, RuntimeError, TypeError)) as caught:
+                function(bad)
+            frames.append([item.name for item in caught.traceback][1:])
+        assert frames[0] == frames[1]
+
+
 def test_the_error_of_a_backward_has_no_frames_of_ours() -> None:
     weight = torch.ones(3, requires_grad=True)
     loss = dovetail.compile(lambda x: (x * weight).sin().sum(), backend="aten")(torch.ones(3))

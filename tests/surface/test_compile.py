@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import collections
 import inspect
 import json
 import os
@@ -14,9 +15,10 @@ from typing import Any
 
 import pytest
 import torch
+from torch import Tensor, nn
 
 import dovetail
-from dovetail.errors import OptionError, UnknownBackendError
+from dovetail.errors import BackendError, InputError, OptionError, UnknownBackendError
 from dovetail.surface.compile import CompileOptions
 from dovetail.surface.modes import MODES, without_modes
 
@@ -94,6 +96,72 @@ def test_the_list_of_backends_says_a_word_on_each() -> None:
     assert text.index("inductor  ") < text.index("aten  ") < text.index("dovetail  ")
     assert "<td>aten</td>" in names._repr_html_()
     assert (ROOT / "dovetail" / "py.typed").exists()
+
+
+def made_of_class(kind: Any) -> Any:
+    class Block(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.linear = nn.Linear(3, 3)
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.linear(x).relu()
+
+    class Derived(Block):
+        pass
+
+    class Scale:
+        def __init__(self) -> None:
+            self.factor = 2.0
+
+        def __call__(self, x: Tensor) -> Tensor:
+            return x * self.factor
+
+    return {"module": Block, "derived": Derived, "object": Scale}[kind]
+
+
+@pytest.mark.parametrize("kind", ("module", "derived", "object"))
+@pytest.mark.parametrize("bare", (False, True))
+def test_a_class_is_given_back_with_its_calls_compiled(kind: str, bare: bool) -> None:
+    original, name = made_of_class(kind), "__call__" if kind == "object" else "forward"
+    eager, inherited = getattr(original, name), vars(original.__base__).get(name)
+    options = {} if bare else {"backend": "aten", "fullgraph": True}
+    made: Any = dovetail.compile(original, **options) if bare else dovetail.compile(**options)(original)
+    assert made is original and issubclass(type("Further", (made,), {}), original)
+    for _ in range(20):
+        item, x = made(), torch.ones(2, 3)
+        assert torch.equal(item(x), eager(item, x))
+    # One entry for all objects, and not one for each of them.
+    assert 0 < len(getattr(made, name).entries) <= 2
+    # What it inherits from stays as it is.
+    assert vars(original.__base__).get(name) is inherited
+
+
+def test_classes_of_torch_and_of_data_are_left_alone() -> None:
+    forward = nn.Linear.forward
+    assert dovetail.compile(nn.Linear, backend="aten")(2, 1)(torch.ones(1, 2)).shape == (1, 1)
+    assert nn.Linear.forward is forward
+    pair = dovetail.compile(collections.namedtuple("Pair", "a b"), backend="aten")(torch.ones(1), 2)  # noqa: PYI024
+    assert pair.a.item() == 1 and pair.b == 2
+
+
+@pytest.mark.parametrize("passes", (lambda joint: joint, "identity", None, ("identity",), 3))
+def test_passes_are_functions_in_a_tuple(passes: Any) -> None:
+    with pytest.raises(OptionError, match="passes must be a tuple of functions"):
+        dovetail.compile(lambda x: x * 2, backend="aten", passes=passes)
+
+
+@pytest.mark.parametrize("take", (dovetail.capture, dovetail.compare))
+def test_arguments_come_in_a_tuple(take: Any) -> None:
+    for args in (torch.ones(1, 3), torch.ones(3), {"x": torch.ones(3)}):
+        with pytest.raises(InputError, match=rf"args is a {type(args).__name__}, and must be a tuple(.|\n)*\(x,\)"):
+            take(lambda x: x * 2, args)
+
+
+def test_a_backend_that_cannot_be_called() -> None:
+    with pytest.raises(BackendError, match="a backend is a callable, not int"):
+        dovetail.register_backend("three", 3)  # type: ignore[call-overload]
+    assert "three" not in dovetail.list_backends()
 
 
 def errors_found(command: list[str], folder: Path) -> tuple[set[int], set[int], str]:

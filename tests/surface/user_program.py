@@ -89,6 +89,24 @@ Derived().part(3)  # error
 Derived.made(torch.ones(1)).alone(torch.ones(1))
 Derived.made(3)  # error
 Derived.alone(3)  # error
+
+
+@dovetail.compile
+class Net(nn.Module):
+    def __init__(self, width: int) -> None:
+        super().__init__()
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x
+
+
+class Wider(Net):
+    pass
+
+
+net: Net = Wider(3)
+Net("three")  # error
+net.forward("x")  # error
 whatever: Callable[..., Tensor] = plain
 print(dovetail.compile(whatever)(1, 2).shape, dovetail.compile(whatever).entries)
 

@@ -24,7 +24,7 @@ from dovetail.backends.debug.check_operators import CHECK_OPERATORS
 from dovetail.backends.debug.values import difference, used_gpus
 from dovetail.backends.protocol import Backend
 from dovetail.backends.registry import lookup_backend
-from dovetail.errors import BackendError, EagerFallbackWarning, UserLocation
+from dovetail.errors import BackendError, EagerFallbackWarning, InputError, UserLocation
 from dovetail.face.attempts import capturing
 from dovetail.face.compile import compile
 from dovetail.face.module import CompiledModule
@@ -114,6 +114,8 @@ def compare(
         raise Break("dovetail.compare is called inside of a compiled function", "call it outside")
     if isinstance(function, CompiledModule) or hasattr(function, "original"):
         function = function.original
+    if not isinstance(args, (tuple, list)):
+        raise InputError(f"args is a {type(args).__name__}, and must be a tuple of arguments", advice="write (x,)")
     chosen = [lookup_backend(item) for item in (("aten", None) if backends is None else backends)]
     call = _Call(function, tuple(args), dict(kwargs or {}))
     wanted = call.observe(lambda own: own)

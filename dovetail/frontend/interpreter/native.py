@@ -177,10 +177,11 @@ class NativeCalls(TracingInterpreter):
     def _check_sizes(self, function: Any) -> None:
         data_sizes = self.trace.settings.shapes.data_sizes
         if data_sizes != "keep" and self.trace.data_symbols():
-            reason = f"{_name(function)} makes a size from a tensor's data"
+            name = _name(function)
+            reason = f"{name} makes a {'number' if name == 'item' else 'size'} from a tensor's data"
             if data_sizes == "ask":
                 raise Retry(reason, change=CaptureSettings.with_data_sizes)
-            raise Break(reason, "keep sizes independent of the data")
+            raise Break(reason, "keep it in a tensor, or independent of the data")
 
     # --- arguments ----------------------------------------------------------------------------------------------------
 
