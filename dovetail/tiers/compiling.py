@@ -19,6 +19,7 @@ from dovetail.tiers.sizes_elsewhere import SizesHere, SizesThere
 from dovetail.tiers.unportable import UnportableError
 from dovetail.torch_private import inductor_cache
 from dovetail.torch_private import state as private_state
+from dovetail.torch_private.inductor_kernels import compile_headers
 from dovetail.trace.shapes import RecordingShapeEnv
 
 _PLACE = f"{__name__}:compile_job"
@@ -46,9 +47,10 @@ def make_job(backend: str, graphs: Sequence[LaterGraph], environment: Any = None
 
 
 def prepare() -> None:
-    """Import what the first job needs."""
-    load_rules()
+    """Import what the first job needs, and have the compiler prepare what all kernels need."""
     inductor_cache.load_compiler()
+    compile_headers()
+    load_rules()
 
 
 def compile_job(job: dict[str, Any], said: Callable[[str], None]) -> None:

@@ -198,6 +198,28 @@ def _compile_together(kernels: Sequence[tuple[list[str], str]], alone: Callable[
     return found
 
 
+def compile_headers() -> threading.Thread:
+    """Begin to try out the instructions of the CPU and to precompile the headers, unless that was done before: it takes seconds, in
+    processes of its own, for which a graph would wait when it comes to its kernels.
+    """
+    from torch._inductor import codecache, cpu_vec_isa
+
+    _install()
+    has_headers = any(Path(getattr(codecache, "_HEADER_DIR", "")).glob("*.gch"))
+    kernel = '#include <torch/csrc/inductor/cpp_prefix.h>\nextern "C"  void kernel(float* out)\n{\n}\n'
+
+    def compile_one() -> None:
+        # What is wrong with the compiler is said of the first graph.
+        with contextlib.suppress(Exception), kernels_in_few_files():
+            cpu_vec_isa.pick_vec_isa()
+            if not has_headers:
+                _modules([joined([(["float*"], kernel)])])
+
+    thread = threading.Thread(target=compile_one, daemon=True)
+    thread.start()
+    return thread
+
+
 def _is_joined(group: Sequence[tuple[list[str], str]]) -> bool:
     return len(group) > 1 or _reduces_doubles(group[0][1])
 

@@ -21,7 +21,7 @@ from dovetail import cache
 from dovetail.backends.inductor import backend
 from dovetail.backends.inductor.job import Job
 from dovetail.torch_private import inductor_kernels
-from dovetail.torch_private.inductor_kernels import joined, kernels_in_few_files
+from dovetail.torch_private.inductor_kernels import compile_headers, joined, kernels_in_few_files
 
 HEADER = "#include <torch/csrc/inductor/cpp_prefix.h>\n"
 TYPES = ["const float*", "float*", "int64_t"]
@@ -277,6 +277,30 @@ grown = dovetail.compile(lambda x: torch.ops.dovetail_test.grow(x) + 1, backend=
 kept = {name: counters["inductor"][f"fxgraph_cache_{name}"] for name in ("hit", "miss", "bypass")}
 print(json.dumps([x.grad.tolist(), grown.tolist(), kept]))
 """
+
+
+@pytest.mark.slow
+def test_what_all_kernels_need_is_made_ahead(
+    kept: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capfd: pytest.CaptureFixture[str],
+    request: pytest.FixtureRequest,
+) -> None:
+    request.addfinalizer(codecache._precompile_header.cache_clear)
+    monkeypatch.setattr(codecache, "_HEADER_DIR", str(tmp_path / "headers"))
+    monkeypatch.setattr(codecache, "_HEADER_LOCK_DIR", str(tmp_path / "locks"))
+    codecache._precompile_header.cache_clear()
+    compile_headers().join(300)
+    assert sum(entry.kind == "kernels" for entry in cache.ls()) == 1
+    assert codecache._precompile_header.cache_info().currsize == 1
+    # The flags are those of a graph's kernels: theirs are the same headers.
+    with kernels_in_few_files():
+        assert results(build(DOUBLED, MORE)) == [[0, 2, 4, 6], [1, 2, 3, 4]]
+    assert codecache._precompile_header.cache_info().hits
+    monkeypatch.setenv("CXX", str(tmp_path / "nothing"))
+    compile_headers().join(300)
+    assert not capfd.readouterr().err
 
 
 @pytest.mark.slow
