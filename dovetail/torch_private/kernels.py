@@ -43,7 +43,18 @@ def functional_form(overload: OpOverload) -> OpOverload | None:
     if not name.endswith("_") or name.endswith("__") or torch.Tag.inplace_view in overload.tags:
         return None
     packet = getattr(getattr(torch.ops, namespace), name.removesuffix("_"), None)
-    return getattr(packet, overload._overloadname, None)
+    if packet is None:
+        return None
+    # Overloads are not always called alike: ``pow_.Scalar`` writes what ``pow.Tensor_Scalar`` returns.
+    found = [getattr(packet, item) for item in packet.overloads() if item != "out"]
+    alike = [item for item in found if _argument_types(item) == _argument_types(overload)]
+    namesake = [item for item in alike if item._overloadname == overload._overloadname]
+    draws = torch.Tag.nondeterministic_seeded in overload.tags
+    return next(iter(namesake if draws else [*namesake, *alike]), None)
+
+
+def _argument_types(overload: OpOverload) -> list[str]:
+    return [str(argument.type) for argument in overload._schema.arguments]
 
 
 def suggested_memory_format(tensor: torch.Tensor) -> torch.memory_format:
