@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from dovetail.aot.joint_graph import JointGraph
-from dovetail.aot.nodes import checks_assumption
+from dovetail.aot import steps
+from dovetail.aot.nodes import checks_assumption, writes_in_place
 from dovetail.guards import compile_checker
 from dovetail.runtime.backward_reads import BackwardReads
 from dovetail.runtime.entry import Entry
@@ -26,6 +26,7 @@ def make_entry(compiled: CompiledGraph) -> Entry:
     guards = capture.guards.freeze()
     checks = any(map(checks_assumption, joint.graph.nodes))
     dropped = compiled.lowering.gradients_dropped_first
+    draws = any(draws_random_numbers(node.target) for node in joint.graph.nodes)
     return Entry(
         compile_checker(guards, ambient=capture.ambient),
         compiled.run,
@@ -35,9 +36,10 @@ def make_entry(compiled: CompiledGraph) -> Entry:
         ambient_change=capture.ambient_change,
         resume_point=capture.resume_point,
         backward_reads=BackwardReads(guards.backward) if guards.backward else None,
-        checks_assumptions=checks,
         is_edited=bool(joint.provenance),
-        can_rerun_eagerly=not dropped and not joint.provenance and not _leaves_traces(joint),
+        can_rerun_eagerly=checks or not (dropped or _writes_first(compiled)),
+        draws=draws or checks,
+        fits=next(filter(None, (hook(compiled.lowering) for hook in steps.asks_data)), None),
         # A call that is done again by eager drops them itself; a later backward may read them.
         gradients_dropped_first=() if checks or guards.backward else dropped,
         numbers=capture.bindings.function(capture.numbers) if capture.numbers else None,
@@ -45,10 +47,8 @@ def make_entry(compiled: CompiledGraph) -> Entry:
     )
 
 
-def _leaves_traces(joint: JointGraph) -> bool:
-    """Whether a call of which the graph has failed half-way has changed something that the call made again would see."""
-    return bool(
-        joint.spec.mutations
-        or joint.spec.metadata_changes
-        or any(draws_random_numbers(node.target) or checks_assumption(node) for node in joint.graph.nodes)
-    )
+def _writes_first(compiled: CompiledGraph) -> bool:
+    """Whether a graph that fails half-way may have changed something that the call made again would see."""
+    lowering, spec = compiled.lowering, compiled.lowering.joint.spec
+    changed = lowering.write_backs or spec.metadata_changes or (lowering.backend.takes_program and spec.mutations)
+    return bool(changed) or any(map(writes_in_place, lowering.joint.graph.nodes))

@@ -153,6 +153,8 @@ choose_saved: Place[Callable[[Lowering], ChooseSaved]] = Place()
 after_partition: Place[Callable[[Lowering], Lowering]] = Place()
 #: In front of the backend, for each graph that it compiles: hooks may change the graph and wrap its callable.
 before_backend: Place[Callable[[Lowering, BackendGraph], BackendGraph]] = Place()
+#: Whether a call's data will do for a graph that writes before it is through, as a question about its inputs; None: any will.
+asks_data: Place[Callable[[Lowering], Callable[[Sequence[torch.Tensor]], bool] | None]] = Place()
 #: Where a call keeps its saved values apart from its node of autograd; the last hook decides.
 saved_apart: Place[Callable[[Lowering], KeepApart | None]] = Place()
 #: What differentiates the backward; the last hook decides. Without one a second derivative raises HigherOrderGradientError.

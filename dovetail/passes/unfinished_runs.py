@@ -2,8 +2,7 @@
 
 Whether the error is the backend's or the program's (an index that is out of range) shows when ATen's operators run the same graph
 on the same inputs: they raise eager's error, or the backend was wrong. The graph is functional: nothing was written by then.
-Where that does not hold the error is raised: the backend may have written inputs itself, or have drawn random numbers in an earlier
-run, or a rank may wait for another one.
+Where that does not hold the error is raised: the backend may have written inputs itself, or a rank may wait for another one.
 """
 
 from __future__ import annotations
@@ -90,7 +89,7 @@ class _Finished:
         # What a backward has saved is to be freed while it runs; its first run is the one that finds most faults.
         given = inputs if self._frees_inputs and self._has_run else list(inputs)
         count, states = len(given), None
-        if self._draws and not self._has_run:
+        if self._draws:
             devices = sorted({item.device.index for item in inputs if isinstance(item, torch.Tensor) and item.is_cuda})
             states = devices, private_state.random_states(devices)
         try:
@@ -98,7 +97,7 @@ class _Finished:
         except DovetailError:
             raise
         except Exception as error:
-            if isinstance(error, _OUT_OF_MEMORY) or len(given) < count or (self._draws and states is None):
+            if isinstance(error, _OUT_OF_MEMORY) or len(given) < count:
                 raise
             if states is not None:
                 private_state.set_random_states(states[1], states[0])

@@ -44,11 +44,10 @@ class Entry:
     ``resume_point`` ends at a graph break: its result is the live values there. ``numbers`` computes numbers of the result
     from the sizes of the inputs.
 
-    ``checks_assumptions``: operators of the graph check what was assumed about sizes that the data decides, or about results
-    known by example; where that does not hold, the call runs eagerly, as nothing has been written by then.
-    ``can_rerun_eagerly``: the call does so too when an operator refuses its arguments in a way that nobody can foresee without the
-    data, because the program may handle the error. ``is_edited``: the entry never gives way to eager, which would leave out
-    what the passes have added.
+    ``can_rerun_eagerly``: nothing is written before the graph is through. Where an operator refuses its arguments, or what was
+    assumed about the data does not hold, the call runs eagerly, with the random state as it was (``draws``: the graph draws
+    numbers): the error is eager's, after all that eager does before it. ``fits`` asks the data before a graph that writes.
+    ``is_edited``: the entry never gives way to eager, which would leave out what the passes have added.
 
     ``inputs_made_differentiable`` are inputs that require a gradient from this call on. ``gradients_dropped_first`` are inputs,
     each with the input that is its gradient, whose ``.grad`` is dropped before the graph runs.
@@ -63,8 +62,9 @@ class Entry:
     ambient_change: AmbientChange | None = None
     resume_point: Any = None
     numbers: Callable[[Sequence[torch.Tensor]], tuple[Any, ...]] | None = None
-    checks_assumptions: bool = False
     can_rerun_eagerly: bool = False
+    draws: bool = False
+    fits: Callable[[Sequence[torch.Tensor]], bool] | None = None
     is_edited: bool = False
     backward_reads: BackwardReads | None = None
     gradients_dropped_first: tuple[tuple[int, int], ...] = ()
@@ -113,38 +113,34 @@ class Entry:
     def _results(self, tensors: list[torch.Tensor]) -> list[torch.Tensor] | None:
         """What the graph returns; None where the call is to be made by eager."""
         assert self.run is not None
+        if self.fits is not None and not self.fits(tensors):
+            return None
         for place in self.inputs_made_differentiable:
             tensors[place].requires_grad_()
         for owner, gradient in self.gradients_dropped_first:
             tensors[owner].grad = None
             # The last reference of Dovetail's own: the graph does not take it.
             tensors[gradient] = None  # type: ignore[call-overload]
-        if self.checks_assumptions:
-            return self._checked_results(tensors)
+        if not self.can_rerun_eagerly:
+            return self.run(tensors)
+        devices = sorted({tensor.device.index for tensor in tensors if tensor.is_cuda}) if self.draws else []
+        states = private_state.random_states(devices) if self.draws else None
         try:
             return self.run(tensors)
         except OPERATOR_ERRORS as error:
-            if not self.can_rerun_eagerly or isinstance(error, (DovetailError, torch.OutOfMemoryError)):
-                raise
-            return None
-
-    def _checked_results(self, tensors: list[torch.Tensor]) -> list[torch.Tensor] | None:
-        """What the graph returns; None, with the random state as it was, where an assumption about the data does not hold."""
-        assert self.run is not None
-        devices = sorted({tensor.device.index for tensor in tensors if tensor.is_cuda})
-        states = private_state.random_states(devices)
-        try:
-            return self.run(tensors)
-        except RuntimeError as error:
-            if ASSUMPTION not in str(error) and not isinstance(error, OutgrownError):
+            refused = ASSUMPTION in str(error) or isinstance(error, OutgrownError)
+            if isinstance(error, torch.OutOfMemoryError) or (isinstance(error, DovetailError) and not refused):
                 raise
             if self.is_edited:
+                if not refused:
+                    raise
                 raise OutgrownError(
                     f"the data of this call is not such as the graph was captured for ({error}), and passes have edited the "
                     "graph, so that eager cannot take its place",
                     advice="keep sizes and branches independent of the data, or compile without passes",
                 ) from error
-            private_state.set_random_states(states, devices)
+            if states is not None:
+                private_state.set_random_states(states, devices)
             return None
 
     def __repr__(self) -> str:

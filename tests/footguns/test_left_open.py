@@ -87,6 +87,26 @@ def test_anomaly_mode_looks_into_a_backward_inside() -> None:
         assert bool(compiled(torch.zeros(1, requires_grad=True)).isnan())
 
 
+def test_training_in_anomaly_mode_warns_of_nodes_of_eagers_graph_only() -> None:
+    """A capture in that mode asked fake values whether they are numbers, and the failure was told as the program's."""
+
+    def loss(x: torch.Tensor) -> torch.Tensor:
+        return (x.sqrt() * 0).sum()
+
+    compiled = dovetail.compile(loss, backend="aten")
+    for function in (loss, compiled):
+        for value, is_number in ((4.0, True), (0.0, False)):
+            x = torch.full((2,), value, requires_grad=True)
+            with warnings.catch_warnings(record=True) as caught, torch.autograd.detect_anomaly():
+                warnings.simplefilter("always")
+                result = function(x)
+                assert "Error detected" not in "".join(str(warning.message) for warning in caught)
+                with contextlib.nullcontext() if is_number else pytest.raises(RuntimeError, match="SqrtBackward0.*nan"):
+                    result.backward()
+            detected = [str(warning.message) for warning in caught if "Error detected" in str(warning.message)]
+            assert len(detected) == (not is_number) and all("SqrtBackward0" in text for text in detected)
+
+
 def test_anomaly_mode_that_a_program_leaves_on() -> None:
     def program(x: torch.Tensor) -> torch.Tensor:
         torch.autograd.set_detect_anomaly(True)

@@ -81,6 +81,134 @@ def test_the_programs_random_numbers_are_drawn_once() -> None:
     assert torch.equal(*states)
 
 
+class Counting(torch.nn.Module):
+    """Numbers, buffers and a list that change in front of the operator that may refuse the data, and behind it."""
+
+    def __init__(self, ignored: int = -100) -> None:
+        super().__init__()
+        self.words = torch.nn.Embedding(5, 3)
+        self.norm = torch.nn.BatchNorm1d(3)
+        self.drop = torch.nn.Dropout(0.5)
+        self.register_buffer("calls", torch.zeros(1))
+        self.log: list[str] = []
+        self.ignored = ignored
+
+    def forward(self, words: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
+        self.log.append("begun")
+        self.calls.add_(1)
+        features = self.drop(self.norm(self.words(words)))
+        self.log.append("known")
+        loss = torch.nn.functional.cross_entropy(features, labels, ignore_index=self.ignored)
+        self.calls.mul_(2)
+        return loss
+
+
+GOOD, UNKNOWN_WORD = torch.tensor([0, 4, 2, 1]), torch.tensor([0, 5, 2, 1])
+LABELS, BAD_LABEL, IGNORED_LABEL = torch.tensor([0, 2, 1, 1]), torch.tensor([0, 3, 1, 1]), torch.tensor([0, -7, 1, 1])
+BATCHES = [
+    (GOOD, LABELS),
+    (UNKNOWN_WORD, LABELS),
+    (GOOD, BAD_LABEL),
+    (GOOD, IGNORED_LABEL),
+    (GOOD, -LABELS),
+    (GOOD, LABELS),
+]
+
+
+def bad_batches(compiling: Any, way: str) -> list[Any]:
+    """What a loop that goes on behind a bad batch leaves, after each batch."""
+    torch.manual_seed(0)
+    model, seen = Counting(ignored=-7), []
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+
+    def step(words: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
+        optimizer.zero_grad()
+        loss: torch.Tensor = model(words, labels)
+        loss.backward()
+        optimizer.step()
+        return loss
+
+    run = compiling(step if way == "whole step" else model)
+    for words, labels in BATCHES:
+        try:
+            with torch.set_grad_enabled(way != "no gradients"):
+                loss = run(words, labels)
+                if way == "training":
+                    loss.backward()
+            seen.append(loss.detach())
+        except IndexError as error:
+            seen.append(str(error))
+        state = {name: value.clone() for name, value in model.state_dict().items()}
+        seen.append((state, list(model.log), [p.grad is None for p in model.parameters()], torch.get_rng_state()))
+    return seen
+
+
+@pytest.mark.parametrize("way", ["no gradients", "training", "whole step"])
+@pytest.mark.parametrize("backend", ["aten", "inductor"])
+def test_what_a_call_does_before_an_operator_refuses_its_data_is_done(backend: str, way: str) -> None:
+    def compiling(function: Any) -> Any:
+        return dovetail.compile(function, backend=backend, fullgraph=True, tiers="wait")
+
+    expected, actual = bad_batches(lambda function: function, way), bad_batches(compiling, way)
+    assert [type(item) for item in expected] == [
+        torch.Tensor,
+        tuple,
+        str,
+        tuple,
+        str,
+        tuple,
+        torch.Tensor,
+        tuple,
+        str,
+        tuple,
+    ] + [
+        torch.Tensor,
+        tuple,
+    ]
+    tolerance = 0.0 if backend == "aten" else 1e-4
+    torch.testing.assert_close(actual[::2][0], expected[::2][0], rtol=tolerance, atol=tolerance)
+    for mine, eagers in zip(actual, expected, strict=True):
+        if isinstance(eagers, tuple):
+            torch.testing.assert_close(mine[0], eagers[0], rtol=tolerance, atol=tolerance)
+            assert mine[1:3] == eagers[1:3] and torch.equal(mine[3], eagers[3])
+        elif isinstance(eagers, str):
+            assert mine == eagers
+
+
+@pytest.mark.parametrize("backend", ["aten", "inductor"])
+@pytest.mark.parametrize(
+    "operator",
+    [
+        lambda x, index: x[index],
+        lambda x, index: x.index_select(0, index),
+        lambda x, index: x.gather(0, index.view(2, 1)),
+        lambda x, index: x.scatter(0, index.view(2, 1).expand(2, 2), 1.0),
+        lambda x, index: x.index_add(0, index, torch.ones(2, 2)),
+        lambda x, index: torch.nn.functional.embedding(index, x),
+        lambda x, index: x.t()[:, index.to(torch.int32)],
+    ],
+    ids=["item", "select", "gather", "scatter", "add", "embedding", "column"],
+)
+@pytest.mark.parametrize("bad", [[0, 3], [-4, 0]], ids=["above", "below"])
+def test_bad_indices_of_a_graph_that_writes(operator: Any, backend: str, bad: list[int]) -> None:
+    def count(x: torch.Tensor, index: torch.Tensor, seen: torch.Tensor) -> torch.Tensor:
+        seen.add_(1)
+        result: torch.Tensor = operator(x, index) * 2
+        seen.mul_(3)
+        return result
+
+    compiled, outcomes = dovetail.compile(count, backend=backend, tiers="wait"), []
+    for run in (count, compiled):
+        seen = torch.zeros(1)
+        for index in ([0, 2], bad, [1, 0]):
+            try:
+                outcome: Any = run(torch.arange(6.0).view(3, 2), torch.tensor(index), seen).tolist()
+            except (IndexError, RuntimeError) as error:
+                outcome = type(error).__name__, str(error)
+            outcomes.append((outcome, seen.tolist()))
+    assert outcomes[:3] == outcomes[3:]
+
+
 def checked(x: torch.Tensor, log: list[int]) -> Any:
     """A check of the data before a graph break, and what it raises handled: the rest must not run again."""
     log.append(1)

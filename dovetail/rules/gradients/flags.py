@@ -104,6 +104,13 @@ def _requires_grad(interpreter: TracingInterpreter, function: Any, args: Argumen
 
 
 @checks_outputs
+def _refuse_anomaly_mode(trace: Trace, values: Sequence[torch.Tensor], roots: Sequence[torch.Tensor]) -> None:
+    """Anomaly mode looks at the values of each node's gradients and names the node, which only eager's graph has."""
+    if roots and torch.is_anomaly_enabled() and torch.is_anomaly_check_nan_enabled():
+        raise CaptureError("anomaly mode is on, which looks at every node of eager's graph", advice="turn it off")
+
+
+@checks_outputs
 def _refuse_new_leaves(trace: Trace, values: Sequence[torch.Tensor], roots: Sequence[torch.Tensor]) -> None:
     """Refuse leaves that the program makes where something is seen of their gradients, which the graph does not compute.
 
