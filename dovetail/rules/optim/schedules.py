@@ -7,6 +7,7 @@ Where the rest of the function looks at what the schedule has written, it is int
 
 from __future__ import annotations
 
+import math
 import types
 from collections.abc import Iterator
 from typing import Any
@@ -55,19 +56,23 @@ def _parts(schedule: Any) -> Iterator[Any]:
         yield from _parts(part)
 
 
-def can_wait(schedule: Any) -> bool:
-    """Whether nothing but the numbers of an optimizer depends on a schedule.
+def can_wait(schedule: Any, steps: float = 1) -> bool:
+    """Whether nothing but the numbers of an optimizer depends on a schedule, for so many steps.
 
     >>> optimizer = torch.optim.SGD([torch.zeros(1)], lr=0.1)
     >>> can_wait(lr_scheduler.StepLR(optimizer, 3))
     True
     >>> can_wait(lr_scheduler.LambdaLR(optimizer, lambda count: 0.9 ** count))
     False
+    >>> can_wait(lr_scheduler.OneCycleLR(optimizer, 1.0, total_steps=2), 3)  # the third step is an error
+    False
     """
     for part in _parts(schedule):
         if type(part) not in KINDS or "step" in vars(part) or "get_lr" in vars(part):
             return False
         if vars(part).get("_scale_fn_custom") is not None:
+            return False
+        if type(part) is lr_scheduler.OneCycleLR and part.last_epoch + steps > part.total_steps:
             return False
         for group in part.optimizer.param_groups:
             if not all(map(_is_rate, _written_values(group))):
@@ -125,6 +130,10 @@ class Waiting:
             stack += [user for user in node.users if memory_of(user) == memory_of(node)]  # its views
         return frozenset(found)
 
+    def steps_with(self, given: tuple[Any, ...]) -> float:
+        """How many steps a schedule makes in this call at most, with one more that is handed these arguments."""
+        return math.inf if given else len(self._calls) + 1
+
     def was_written(self, schedule: Any) -> bool:
         """Whether the program itself has written to what a schedule reads or writes."""
         owners = [item for part in _parts(schedule) for item in (vars(part), *part.optimizer.param_groups)]
@@ -173,7 +182,7 @@ def _register(function: types.FunctionType) -> None:
             or values.in_backward
             or getattr(type(schedule), "step", None) is not function
             or not all(map(_is_plain, given))
-            or not can_wait(schedule)
+            or not can_wait(schedule, steps := interpreter.state(Waiting).steps_with(given))
             or interpreter.state(Waiting).was_written(schedule)
         ):
             if function is lr_scheduler.ReduceLROnPlateau.step and any(
@@ -185,7 +194,7 @@ def _register(function: types.FunctionType) -> None:
                 )
             return interpreter.run_function(function, args, kwargs)
         values.guard(
-            ComputedSource(can_wait, (source,), f"whether {source.name} writes numbers only"),
+            ComputedSource(can_wait, (source, steps), f"whether {source.name} writes numbers only"),
             Equals(True),
             "the step() of a schedule is called behind the graph",
         )

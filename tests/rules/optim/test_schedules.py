@@ -282,3 +282,45 @@ def test_states_are_loaded_between_steps() -> None:
                 rates.append(optimizer.param_groups[0]["lr"])
         outcomes.append([rates, [p.detach() for p in model.parameters()], schedule.state_dict()])
     same(outcomes[0], outcomes[1])
+
+
+@pytest.mark.parametrize("calls", [1, 2])
+@pytest.mark.parametrize("chained", [False, True])
+def test_what_is_behind_an_error_of_a_schedule_is_not_done(chained: bool, calls: int) -> None:
+    """The gradients stay, and so does all else that the program would have changed behind the call that raises."""
+    outcomes = []
+    for compiled in (False, True):
+        model, counts, found = network(), [0, 0], list[Any]()
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+        one: Any = lr_scheduler.OneCycleLR(optimizer, 0.1, total_steps=6)
+        schedule = lr_scheduler.ChainedScheduler([one]) if chained else one
+
+        def step(
+            x: torch.Tensor,
+            y: torch.Tensor,
+            model: torch.nn.Module = model,
+            optimizer: Optimizer = optimizer,
+            schedule: Any = schedule,
+            counts: list[int] = counts,
+        ) -> torch.Tensor:
+            loss = mse_loss(model(x), y)
+            loss.backward()
+            optimizer.step()
+            counts[0] += 1
+            for _ in range(calls):
+                schedule.step()
+            counts[1] += 1
+            optimizer.zero_grad()
+            return loss.detach()
+
+        take = dovetail.compile(step, backend="aten", fullgraph=True) if compiled else step
+        for index in range(9):
+            try:
+                found.append(take(*batch(index)))
+            except ValueError as error:
+                found.append(str(error))
+            found.append([(p.detach().clone(), None if p.grad is None else p.grad.clone()) for p in model.parameters()])
+            found.append((list(counts), schedule.state_dict()["_last_lr"], one.last_epoch))
+        outcomes.append(found)
+    assert sum(isinstance(item, str) for item in outcomes[0]) >= 3
+    same(outcomes[0], outcomes[1])
