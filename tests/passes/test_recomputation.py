@@ -135,3 +135,34 @@ def test_what_a_step_frees_is_kept_for_the_next_one() -> None:
     assert keep_memory_between_steps(graph) >= 2 * 64 * 64 * 4
     with torch.no_grad():
         assert keep_memory_between_steps(dovetail.capture(model, (x,)).graph) == 0
+
+
+def _of_a_copy(features: torch.Tensor, queue: torch.Tensor) -> torch.Tensor:
+    return features.exp() @ queue.detach().clone()
+
+
+def _of_a_view_of_a_copy(features: torch.Tensor, queue: torch.Tensor) -> torch.Tensor:
+    return features.exp() @ queue.clone().t()
+
+
+def _of_a_copy_of_a_view(features: torch.Tensor, queue: torch.Tensor) -> torch.Tensor:
+    return features.exp() @ queue[1:].clone()[:, :2] + queue[0].clone().sin().sum()
+
+
+@pytest.mark.parametrize("program", [_of_a_copy, _of_a_view_of_a_copy, _of_a_copy_of_a_view])
+@pytest.mark.parametrize("backend", ["aten", "inductor"])
+def test_a_copy_that_the_program_takes_is_kept_where_its_origin_is_written(backend: str, program: Any) -> None:
+    """The program copies so that it may write before the backward, which a copy taken anew there would refuse."""
+    rows = 4 if program is _of_a_copy_of_a_view else 3
+    compiled = dovetail.compile(program, backend=backend, fullgraph=True, tiers="wait")
+    gradients = []
+    for run in (program, compiled):
+        torch.manual_seed(0)
+        queue, features = torch.randn(rows, 3), torch.randn(2, 3, requires_grad=True)
+        for _ in range(3):
+            result = run(features, queue)
+            queue[:, 1] = 7.0
+            result.square().sum().backward()
+            queue.mul_(0.5)
+        gradients.append(features.grad)
+    torch.testing.assert_close(gradients[1], gradients[0], rtol=1e-5, atol=1e-5)
