@@ -61,6 +61,8 @@ def run(options: argparse.Namespace) -> int:
         stem = page.stem if os.getpid() == own else f"{page.stem}-{os.getpid()}"
         return [page.with_name(f"{stem}{suffix}") for suffix in (page.suffix or ".html", ".json")]
 
+    if late := {"-o", "--output", "--measure"}.intersection(options.arguments):
+        print(f"dovetail report: {min(late)} goes to {options.script}; before it, it is ours", file=sys.stderr)
     watcher = Watcher(targets, options.measure)
     sys.argv = [options.script, *options.arguments]
     try:

@@ -399,6 +399,18 @@ def test_a_command_that_cannot_write_or_finds_no_script_says_so(tmp_path: Path) 
         assert done.returncode == 2 and text in done.stderr and len(done.stderr.splitlines()) == 1
 
 
+def test_flags_after_the_script_are_the_scripts_and_that_is_said(tmp_path: Path) -> None:
+    script = tmp_path / "train.py"
+    script.write_text("import sys; print(sys.argv[1:])")
+    environment = {**os.environ, "PYTHONPATH": str(layout.ROOT)}
+    for flags, said in ((["-o", "page.html"], True), (["--epochs", "3"], False)):
+        command = [sys.executable, "-m", "dovetail.cli", "report", str(script), *flags]
+        done = subprocess.run(
+            command, capture_output=True, text=True, env=environment, cwd=tmp_path, check=True, timeout=300
+        )
+        assert done.stdout.strip() == str(flags) and ("before it, it is ours" in done.stderr) == said
+
+
 # --- in a browser -----------------------------------------------------------------------------------------------------
 
 _LOOK = """
