@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import collections
 import contextlib
+import gc
 import types
 from collections.abc import Callable, Container, Sequence
 from typing import Any
@@ -87,7 +88,9 @@ class NativeWriter:
         """Take guards on a fixed object and below it, where C++ can ask them; ``below``: the node is one step from the object."""
         # A value that cannot be read now is left to the generated check, which misses.
         with contextlib.suppress(*FETCH_ERRORS):
-            (self._below if below else self._take)(node, self._guards.at(fixed), fixed)
+            # The C++ guards read the table of a class, not the view of it that the class shows.
+            (table,) = gc.get_referents(fixed) if type(fixed) is types.MappingProxyType else (fixed,)
+            (self._below if below else self._take)(node, self._guards.at(table), fixed)
 
     def _take(self, node: Node, step: private_guard_managers.NativeStep, value: Any) -> None:
         guards = [guard for guard in node.guards if not isinstance(guard.predicate, Relation)]

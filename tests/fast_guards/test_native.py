@@ -51,10 +51,15 @@ def program() -> types.SimpleNamespace:
         first: Any = 1.0
         second: Any = 2.0
 
+    class Settings:
+        level: Any = 1.0
+
     def helper(x: torch.Tensor, by: Any = 2.0) -> torch.Tensor:
         return x * by + amount[0]
 
-    shared = helper
+    shared, settings = helper, Settings()
+    # It hides the one of the class, of which only the type matters: a descriptor would come first.
+    settings.level = 3.0
 
     def function(x: torch.Tensor) -> torch.Tensor:
         x = helper(x) + Derived().mix(x) + Base.scale(x)
@@ -63,7 +68,7 @@ def program() -> types.SimpleNamespace:
                 x = x + 1
         if "c" not in Base.order:
             x = x * 2
-        x = x + len(dataclasses.fields(Record)) + Derived.table["a"]
+        x = x + len(dataclasses.fields(Record)) + Derived.table["a"] + settings.level
         return x * 3 if shared is helper else x
 
     return types.SimpleNamespace(
@@ -97,6 +102,8 @@ CHANGES: dict[str, Callable[[Any], None]] = {
     "another static method": lambda p: setattr(p.Base, "scale", staticmethod(lambda x: x)),
     "bases": lambda p: setattr(p.Derived, "__bases__", (type("Other", (p.Middle,), {"rate": 9.0}),)),
     "fields": lambda p: p.Record.__dataclass_fields__.pop("second"),
+    "value behind an attribute": lambda p: setattr(p.Settings, "level", 7.0),
+    "descriptor before an attribute": lambda p: setattr(p.Settings, "level", property(lambda self: 9.0)),
     "slot of a field": lambda p: setattr(p.Record.__dataclass_fields__["first"], "_field_type", None),
 }
 
@@ -123,6 +130,7 @@ def test_what_changes_is_seen(change: str, taken: list[NativeWriter]) -> None:
     for _ in range(6):
         assert torch.equal(compiled(x), p.run(x))
     assert taken and taken[-1].count >= 3
+    assert taken[-1].make_check()(), "a guard that C++ cannot ask leaves all of them to Python"
     CHANGES[change](p)
     for _ in range(6):
         assert torch.equal(compiled(x), p.run(x))
