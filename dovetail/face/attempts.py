@@ -311,7 +311,10 @@ class Attempts:
         elif settings.shapes.has_symbols:
             self._start_over(self._settings.with_fewer_symbols(), error)
         else:
-            return EagerFromNowOn(Break(f"capture failed with {type(error).__name__}: {error}"), self._guards, error)
+            reason = "; ".join(
+                [f"capture failed with {type(error).__name__}: {error}", *getattr(error, "__notes__", ())]
+            )
+            return EagerFromNowOn(Break(reason), self._guards, error)
         return None
 
     def _answers_otherwise(self, because: BaseException) -> bool:

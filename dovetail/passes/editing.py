@@ -7,6 +7,7 @@ import itertools
 import logging
 import operator
 import time
+import traceback
 from collections.abc import Iterator
 from typing import Any
 
@@ -27,7 +28,13 @@ def apply_pass(joint: JointGraph, graph_pass: Pass, name: str | None = None) -> 
     for node in copy.graph.nodes:
         # To see later edits, also in copies that the pass makes.
         node.meta["signature"] = _signature(node)
-    returned = graph_pass(copy)
+    label = name if name is not None else str(getattr(graph_pass, "__name__", type(graph_pass).__name__))
+    try:
+        returned = graph_pass(copy)
+    except Exception as error:
+        last = traceback.extract_tb(error.__traceback__)[-1]
+        error.add_note(f"raised by the pass {label} at {last.filename}:{last.lineno}")
+        raise
     if returned is None:
         returned = copy
     if isinstance(returned, torch.fx.GraphModule):
@@ -45,7 +52,6 @@ def apply_pass(joint: JointGraph, graph_pass: Pass, name: str | None = None) -> 
     fill_values(returned)
     returned.graph_module.recompile()
     check_joint(returned, joint)
-    label = name if name is not None else str(getattr(graph_pass, "__name__", type(graph_pass).__name__))
     seconds = time.perf_counter() - start
     record = PassRecord(label, seconds, len(joint.graph.nodes), len(returned.graph.nodes))
     return returned.with_graph(returned.graph_module, record)

@@ -120,6 +120,21 @@ def test_a_break_in_the_standard_library_names_the_users_line(function: Callable
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork here")
 @pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")
+def test_a_pass_that_raises_is_named_with_its_line() -> None:
+    def careless(joint: dovetail.JointGraph) -> None:
+        raise KeyError("nothing")
+
+    line = careless.__code__.co_firstlineno + 1
+    says = f"KeyError: 'nothing'; raised by the pass careless at {os.path.basename(__file__)}:{line}"
+    layer, x = torch.nn.Linear(3, 2), torch.ones(4, 3)
+    with pytest.warns(EagerFallbackWarning) as caught:
+        same(layer(x), dovetail.compile(layer, backend="aten", passes=(careless,))(x))
+    assert says in str(caught[0].message).replace(os.path.dirname(__file__) + os.sep, "")
+    with pytest.raises(KeyError) as error:
+        dovetail.capture(layer, (x,)).apply(careless)
+    assert "raised by the pass careless" in error.value.__notes__[0]
+
+
 def test_what_a_refused_call_wrote_is_taken_back(monkeypatch: pytest.MonkeyPatch) -> None:
     def function(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
         with torch.no_grad():
