@@ -30,13 +30,15 @@ BackwardFunction = Callable[[list[torch.Tensor]], Gradients]
 @dataclass(frozen=True)
 class Request:
     """One kind of backward to be captured: which tangents are defined, which inputs want a gradient, and the real tensors
-    (the needed inputs by index, then the defined tangents) that it is captured on.
+    (the needed inputs by index, then the defined tangents) that it is captured on. ``twice``: whether its gradients are
+    differentiated again, for which some operators have other formulas.
     """
 
     defined: tuple[bool, ...]
     wanted: tuple[int, ...]
     primals: dict[int, torch.Tensor]
     tangents: tuple[torch.Tensor, ...]
+    twice: bool
 
 
 class _Refused(torch.autograd.Function):
@@ -120,7 +122,7 @@ class CapturedBackward:
 
 
 class _Kind(NamedTuple):
-    """A kind of backward: the ``pattern`` of tangents, wanted gradients and types, and the ``sizes`` of one call."""
+    """A kind of backward: the ``pattern`` of tangents, wanted gradients, their further use and types, and the ``sizes`` of one call."""
 
     pattern: tuple[Any, ...]
     sizes: Sizes
@@ -207,10 +209,12 @@ class DifferentiableBackward:
         primals = kept.unpack(edges, self.needed.for_outputs(defined))
         wanted = private_autograd_nodes.wanted_edges(edges)
         flat = _distinct([*primals.values(), *[tangent for tangent in tangents if tangent is not None]])
-        kind = self._kind(defined, wanted, primals, flat[len(primals) :])
+        twice = plain is not None
+        kind = self._kind(defined, wanted, primals, flat[len(primals) :], twice)
         found = self._look(kind, flat)
         if found is None:
-            found = self._find(kind, Request(defined, wanted, dict(zip(primals, flat)), tuple(flat[len(primals) :])))
+            needed, given = dict(zip(primals, flat)), tuple(flat[len(primals) :])
+            found = self._find(kind, Request(defined, wanted, needed, given, twice))
         if isinstance(found, HigherOrderGradientError):
             if plain is None:
                 raise _anew(found)
@@ -257,11 +261,12 @@ class DifferentiableBackward:
         wanted: tuple[int, ...],
         primals: Mapping[int, torch.Tensor],
         tangents: Sequence[torch.Tensor],
+        twice: bool,
     ) -> _Kind:
         autocast = autocast_state() if private_state.is_any_autocast_on() else None
         types = tuple([(value.dim(), value.dtype, value.device, value.requires_grad) for value in tangents])
         varying = [primals[index] for index in self.needed.varying if index in primals]
-        return _Kind((defined, wanted, autocast, types), sizes_and_strides([*varying, *tangents]))
+        return _Kind((defined, wanted, twice, autocast, types), sizes_and_strides([*varying, *tangents]))
 
     def _find(self, kind: _Kind, request: Request) -> CapturedBackward | HigherOrderGradientError:
         with self._lock:

@@ -376,8 +376,8 @@ def _gradients(
         wanted = [sources[index] for index in request.wanted]
         if not roots or not wanted:
             return [None] * len(wanted)
-        with requested_gradients(trace, roots, twice=True, partial=joint.order > 1):
-            gradients = torch.autograd.grad(roots, wanted, tangents, create_graph=True, allow_unused=True)
+        with requested_gradients(trace, roots, twice=request.twice, partial=joint.order > 1):
+            gradients = torch.autograd.grad(roots, wanted, tangents, create_graph=request.twice, allow_unused=True)
         if not trace.settings.exact:
             return gradients
         # A tangent that is handed through would get a part of its gradient outside of the graph: a sum in another order than

@@ -25,7 +25,7 @@ def eager_backward(joint: JointGraph, request: Request) -> BackwardFunction | No
     if any(map(private_sizes.has_symbols, unknown)):
         return None
     # Not the request itself, whose tensors are those of one call.
-    places, defined, wanted_indices = tuple(request.primals), request.defined, request.wanted
+    places, defined, wanted_indices, twice = tuple(request.primals), request.defined, request.wanted, request.twice
 
     def run(flat: list[torch.Tensor]) -> Sequence[torch.Tensor | None]:
         primals = dict(zip(places, flat[: len(places)], strict=True))
@@ -37,7 +37,7 @@ def eager_backward(joint: JointGraph, request: Request) -> BackwardFunction | No
             wanted = [sources[index] for index in wanted_indices]
             if not roots or not wanted:
                 return [None] * len(wanted)
-            return torch.autograd.grad(roots, wanted, tangents, create_graph=True, allow_unused=True)
+            return torch.autograd.grad(roots, wanted, tangents, create_graph=twice, allow_unused=True)
 
     return run
 

@@ -3,10 +3,12 @@
 #include <ATen/core/Tensor.h>
 #include <ATen/core/dispatch/Dispatcher.h>
 #include <ATen/detail/CUDAHooksInterface.h>
+#include <ATen/ops/empty_strided.h>
 #include <c10/core/CPUAllocator.h>
 #include <c10/core/impl/DeviceGuardImplInterface.h>
 #include <torch/library.h>
 #include <cstring>
+#include <map>
 #include <mutex>
 
 namespace {
@@ -155,6 +157,17 @@ struct Call {
   }
 };
 
+// Kernels of the device that lay out their result as the argument of this number, if it is dense; the CPU's lay it out in order.
+const std::map<std::string, size_t> LAYOUT_OF = {
+    {"aten::native_batch_norm", 0}, {"aten::_native_batch_norm_legit", 0}, {"aten::_batch_norm_with_update", 0},
+    {"aten::native_batch_norm_backward", 1}, {"aten::batch_norm_backward", 1}};
+
+IValue laid_out(const IValue& result, const IValue& model) {
+  const auto& like = model.toTensor();
+  if (!result.toTensor().defined() || !like.is_non_overlapping_and_dense()) return result;
+  return at::empty_strided(like.sizes(), like.strides(), result.toTensor().options()).copy_(result.toTensor());
+}
+
 void on_the_cpu(const c10::OperatorHandle& op, c10::DispatchKeySet, torch::jit::Stack* stack) {
   const auto& arguments = op.schema().arguments();
   std::vector<IValue> values(stack->end() - arguments.size(), stack->end());
@@ -173,6 +186,11 @@ void on_the_cpu(const c10::OperatorHandle& op, c10::DispatchKeySet, torch::jit::
   }
   call.write_back();
   const size_t count = op.schema().returns().size();
+  const auto kept = LAYOUT_OF.find(op.operator_name().name);
+  if (kept != LAYOUT_OF.end()) {
+    auto& result = (*stack)[stack->size() - count];
+    result = laid_out(result, values[kept->second]);
+  }
   for (size_t index = stack->size() - count; index < stack->size(); ++index) (*stack)[index] = call.map((*stack)[index], true);
 }
 
