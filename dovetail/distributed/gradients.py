@@ -13,7 +13,7 @@ from dovetail.aot.joint_graph import JointGraph
 from dovetail.aot.nodes import must_stay
 from dovetail.distributed.exchange import Site, places
 from dovetail.distributed.placement import is_data
-from dovetail.rules.gradients.marks import GRADIENT_OF
+from dovetail.rules.gradients.marks import GRADIENT_OF, NAME
 
 aten = torch.ops.aten
 
@@ -42,7 +42,7 @@ def _marked_site(joint: JointGraph, node: torch.fx.Node) -> Site:
     if node.target is aten.clone.default and not node.kwargs:
         # The trace's own copy; the bucket is a second one.
         (source,) = node.all_input_nodes
-    name = name_of(joint.input_descriptors[node.meta[GRADIENT_OF]])
+    name = node.meta.get(NAME) or name_of(joint.input_descriptors[node.meta[GRADIENT_OF]])
     return Site.of_readers(name, source, source.meta["val"], node)
 
 

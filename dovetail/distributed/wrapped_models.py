@@ -7,8 +7,8 @@ the gradients, in buckets of the wrapper's size. The buffers are the first rank'
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -21,9 +21,10 @@ from dovetail.distributed.exchange import Reduction, Team, collectives
 from dovetail.distributed.gradients import defer_readers, gradient_sites, is_marked
 from dovetail.distributed.placement import check_parameters
 from dovetail.distributed.replicate import reduce_sites, refuse_assumptions
+from dovetail.errors import CaptureError
 from dovetail.frontend.code.frame import Break
 from dovetail.frontend.protocol import TracingInterpreter
-from dovetail.frontend.rules import rule
+from dovetail.frontend.rules import end_rule, rule
 from dovetail.rules.gradients.marks import EXCHANGE
 from dovetail.torch_private import distributed as private_distributed
 from dovetail.torch_private import trees as private_trees
@@ -31,10 +32,11 @@ from dovetail.torch_private import trees as private_trees
 
 @dataclass(frozen=True)
 class Replica:
-    """The exchange that a wrapped module wants for the gradients of its parameters, which are given by identity."""
+    """The exchange that a wrapped module wants for the gradients of its parameters: by identity, with their names in it."""
 
     reduction: Reduction
     members: frozenset[int]
+    names: Mapping[int, str] = field(compare=False)
 
     def __contains__(self, parameter: torch.Tensor) -> bool:
         return id(parameter) in self.members
@@ -72,11 +74,42 @@ def _name_of(interpreter: TracingInterpreter, model: Any) -> str:
 
 @at_capture
 def _note_gradients(interpreter: TracingInterpreter, model: Any, name: str) -> None:
-    members = frozenset(id(parameter) for parameter in model.module.parameters() if parameter.requires_grad)
+    names = {id(parameter): name for name, parameter in model.module.named_parameters() if parameter.requires_grad}
     if set(model.parameters_to_ignore):
         raise Break("DistributedDataParallel ignores some of the parameters", "compile the model before it is wrapped")
     team = Team(name, torch.distributed.get_world_size(model.process_group))
-    interpreter.trace.replicas.append(Replica(Reduction(team, int(model.bucket_bytes_cap)), members))
+    interpreter.trace.replicas.append(Replica(Reduction(team, int(model.bucket_bytes_cap)), frozenset(names), names))
+
+
+class _Open:
+    """The wrapped modules of one capture whose forward has begun and not ended."""
+
+    def __init__(self, interpreter: TracingInterpreter) -> None:
+        self.models: list[Any] = []
+
+
+@at_capture
+def _begin(interpreter: TracingInterpreter, model: Any) -> None:
+    interpreter.state(_Open).models.append(model)
+
+
+@at_capture
+def _end(interpreter: TracingInterpreter, model: Any) -> None:
+    interpreter.state(_Open).models.remove(model)
+
+
+@end_rule
+def _check_closed(interpreter: TracingInterpreter) -> None:
+    """What comes behind a break within a wrapped module would compute gradients that nobody reduces.
+
+    A result that needs them is no result of a graph either; behind ``backward()`` a graph may break.
+    """
+    if interpreter.state(_Open).models:
+        raise CaptureError(
+            "a graph break within a module in DistributedDataParallel",
+            where=interpreter.locate(),
+            advice="keep what breaks it out of the step, or compile the model before it is wrapped",
+        )
 
 
 @rule(DistributedDataParallel.forward)
@@ -102,7 +135,10 @@ def _inlined(model: Any, *args: Any, **kwargs: Any) -> Any:
         _note_gradients(model, name)
     if model.require_forward_param_sync != sync:
         model.require_forward_param_sync = sync
-    return model.module(*args, **kwargs)
+    _begin(model)
+    result = model.module(*args, **kwargs)
+    _end(model)
+    return result
 
 
 def reduce_replicas(joint: JointGraph) -> None:

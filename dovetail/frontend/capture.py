@@ -9,7 +9,6 @@ import torch
 
 from dovetail.aot.capture_result import CaptureResult
 from dovetail.aot.descriptors import BufferInput, Descriptor, ParamInput, UserInput
-from dovetail.errors import CaptureError
 from dovetail.frontend import native_errors
 from dovetail.frontend.callee import argument_names, definition_of, read_when_used, refuse_generator_functions
 from dovetail.frontend.code.frame import Break, Stop, Unread
@@ -144,12 +143,6 @@ class _Capture:
                 if isinstance(value, BaseException) and native_errors.is_marked_native(value):
                     # The trace's own text of the error is not the real one.
                     raise Break("a graph break while an error of a tensor operation is handled")
-        if self._trace.replicas:
-            raise CaptureError(
-                "a graph break between a call of DistributedDataParallel and what follows",
-                where=self._interpreter.locate(),
-                advice="keep what breaks it out of the step, or compile the model before it is wrapped",
-            ) from stop
 
     # --- what leaves --------------------------------------------------------------------------------------------------
 

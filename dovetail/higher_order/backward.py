@@ -122,7 +122,7 @@ class CapturedBackward:
 
 
 class _Kind(NamedTuple):
-    """A kind of backward: the ``pattern`` of tangents, wanted gradients, their further use and types, and the ``sizes`` of one call."""
+    """A kind of backward: the ``pattern`` of tangents, wanted gradients, what follows and types, and the ``sizes`` of one call."""
 
     pattern: tuple[Any, ...]
     sizes: Sizes

@@ -102,6 +102,51 @@ def test_a_graph_that_is_broken_inside_of_the_wrapped_module(place: str) -> None
         assert all(torch.equal(compiled[name], value) for name, value in eager.items())
 
 
+def one_speaks(rank: int) -> Any:
+    """The first rank alone breaks its graph, in front of the module's call, behind the backward, or behind the update."""
+    found = []
+    for place in ("", "first", "backward", "last", "micro"):
+
+        def say(now: str, place: str = place) -> None:
+            if rank == 0 and place == now:
+                print(end="")
+
+        torch.manual_seed(0)
+        model = nn.Sequential(nn.Linear(4, 4), nn.GELU(), nn.Linear(4, 4), nn.Linear(4, 2))
+        outer = DistributedDataParallel(model, bucket_cap_mb=1e-4)
+        optimizer = OPTIMIZERS["adamw"](model.parameters())
+
+        def step(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+            say("first")
+            optimizer.zero_grad()
+            with outer.no_sync():
+                nn.functional.mse_loss(outer(x[:2]), y[:2]).backward()
+            say("micro")
+            loss = nn.functional.mse_loss(outer(x[2:]), y[2:])
+            loss.backward()
+            say("backward")
+            optimizer.step()
+            say("last")
+            return loss.detach()
+
+        for chosen in (step, dovetail.compile(step, backend="aten")):
+            model.load_state_dict({name: torch.full_like(value, 0.1) for name, value in model.state_dict().items()})
+            optimizer.state.clear()
+            with warnings.catch_warnings(record=True) as texts:
+                warnings.simplefilter("always")
+                losses = [chosen(x, y) for x, y in batches(3, rank, 2)]
+            assert not [item for item in texts if "runs eagerly" in str(item.message)], place
+            found.append([*losses, *weights(model).values()])
+    return found
+
+
+def test_a_rank_that_breaks_its_graph_alone_exchanges_the_same() -> None:
+    """A line of a log is no reason for another plan: gradients are exchanged in the graph that has the backward."""
+    for found in run(one_speaks, 2, seconds=120.0):
+        for values in found:
+            assert all(map(torch.equal, values, found[0]))
+
+
 class Branching(nn.Module):
     """Two blocks, one of which a forward may leave out."""
 

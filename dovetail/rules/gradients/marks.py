@@ -20,6 +20,8 @@ if TYPE_CHECKING:
 GRADIENT_OF = "gradient_of"
 #: In a marked node's ``meta``: what is to happen with it, if a module has asked for it (``Trace.replicas``).
 EXCHANGE = "exchange"
+#: Beside it: the name of the parameter in that module, by whatever way the function has come to it.
+NAME = "exchanged_as"
 
 
 @contextlib.contextmanager
@@ -62,7 +64,7 @@ def _mark_replicas(
             continue
         with torch.no_grad():
             copy = marked(trace, traced, gradient)
-            trace.node_of(copy).meta[EXCHANGE] = replica
+            trace.node_of(copy).meta.update({EXCHANGE: replica, NAME: replica.names[id(traced.real)]})
             if old is not None and gradient is old[0]:
                 # The engine has added to the tensor that was there, which others may hold.
                 gradient.copy_(copy)
