@@ -68,8 +68,7 @@ def has_described_inputs(joint: JointGraph) -> Iterator[Violation]:
 
 def returns_described_list(joint: JointGraph) -> Iterator[Violation]:
     """One flat list with one entry for each output descriptor."""
-    results: Any = [node.args for node in joint.graph.find_nodes(op="output")]
-    results = results[0] if len(results) == 1 else ()
+    results: Any = next((node.args for node in joint.graph.find_nodes(op="output")), ())
     if len(results) != 1 or not isinstance(results[0], (list, tuple)):
         yield "the graph must return one flat list", ""
     elif len(results[0]) != len(joint.output_descriptors):
