@@ -89,7 +89,7 @@ class _Capture:
         try:
             leaving = self._interpret(callee, args, kwargs)
             outputs = self._outputs = Outputs(self._interpreter, self._resume_point is not None)
-            self._trace.at_close.append(vars(outputs).clear)  # In a circle, with all that the call has read.
+            self._trace.at_close.append(lambda: vars(outputs).clear())  # A circle; kept until empty (Python 3.13.0).
             recipe = self._collect(outputs, leaving)
             change = self._change = self._check_state()
             self._check_inputs()

@@ -87,3 +87,18 @@ def test_nothing_of_a_call_is_left_in_circles(name: str, monkeypatch: pytest.Mon
         alive = [weakref.ref(model), weakref.ref(x)]
         del model, x
     assert not any(item() for item in alive)
+
+
+def test_what_is_cleared_lives_until_it_is_empty(monkeypatch: pytest.MonkeyPatch) -> None:
+    """An object that goes while ``vars(object).clear()`` runs makes Python 3.13.0 write to freed memory."""
+    cleared: list[Any] = []
+    closed = Trace._close
+
+    def noting(self: Trace) -> None:
+        cleared.extend(self.at_close)
+        closed(self)
+
+    monkeypatch.setattr(Trace, "_close", noting)
+    dovetail.compile(lambda x: x + 1, backend="aten")(torch.ones(2))
+    assert cleared
+    assert not [function for function in cleared if isinstance(getattr(function, "__self__", None), dict)]
