@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from dovetail.torch_private.inductor_cache import guard_all_sizes, refusing_to_compile
+from dovetail.torch_private.inductor_cache import refusing_to_compile
 from dovetail.torch_private.inductor_kernels import kernels_in_few_files
 from dovetail.torch_private.operators import OpOverload
 
@@ -58,7 +58,6 @@ def inductor_compile(
     settled = contextlib.ExitStack()
     for block in (config.patch(settings), tracing(TracingContext(fake_mode)), V.set_fake_mode(fake_mode)):
         settled.enter_context(block)
-    guard_all_sizes()
     with settled, refusing_to_compile(), kernels_in_few_files():
         return compile_fx_inner(
             graph,

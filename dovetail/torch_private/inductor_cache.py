@@ -4,12 +4,9 @@ from __future__ import annotations
 
 import contextlib
 import contextvars
-import functools
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from typing import Any
-
-import torch
 
 from dovetail import cache
 
@@ -86,31 +83,6 @@ def refusing_to_compile() -> Iterator[None]:
         yield
     finally:
         compile_fx.fx_codegen_and_compile = original
-
-
-@functools.cache
-def guard_all_sizes() -> None:
-    """From now on an entry of Inductor's cache says what its code assumes of the sizes of tensors.
-
-    Inductor writes down what it assumes of numbers that are inputs of the graph themselves, as all sizes are in a graph of
-    torch.compile, and would take code for other sizes than it was made for (torch 2.11 to 2.15).
-    """
-    from torch._inductor.codecache import FxGraphCache
-
-    original = FxGraphCache._filter_backed_symints
-
-    def all_sizes(inputs: Sequence[Any]) -> list[torch.SymInt]:
-        found = original(inputs)
-        known = {item.node.expr for item in found}
-        for tensor in filter(torch.is_tensor, inputs):
-            for size in (*tensor.shape, *tensor.stride(), tensor.storage_offset()):
-                is_new = isinstance(size, torch.SymInt) and size.node.expr not in known
-                if is_new and size.node.expr.is_Symbol and size.node.has_hint():
-                    known.add(size.node.expr)
-                    found.append(size)
-        return found
-
-    FxGraphCache._filter_backed_symints = all_sizes  # type: ignore[method-assign, assignment, unused-ignore]
 
 
 def load_compiler() -> None:

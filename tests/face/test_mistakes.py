@@ -58,7 +58,8 @@ def test_ours_are_shorter_than_torchs_in_the_table() -> None:
 def test_the_one_that_is_as_long_says_what_was_meant(tmp_path: Path) -> None:
     compilers = {"torch": torch.compile, "ours": ours}
     texts = {name: printed(SHORTEST, item, tmp_path, ours=name == "ours") for name, item in compilers.items()}
-    assert lines_of(texts["ours"]) == lines_of(texts["torch"]) == 5
+    # More where a library has wrapped torch.compile.
+    assert lines_of(texts["ours"]) == 5 <= lines_of(texts["torch"])
     assert SHORTEST.line in texts["ours"] and all(part in texts["ours"] for part in SHORTEST.says)
     assert "did you mean" not in texts["torch"]
 

@@ -11,8 +11,6 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor, nn
-from torch._inductor.codecache import FxGraphCache
-from torch._subclasses import FakeTensorMode
 from torch.nn.functional import silu
 
 import dovetail
@@ -23,9 +21,6 @@ from dovetail.tiers.process import Answer
 from dovetail.tiers.sizes_elsewhere import SizesHere, SizesThere
 from dovetail.tiers.unportable import UnportableError
 from dovetail.torch_private import sizes as private_sizes
-from dovetail.torch_private.assumptions import size_of_facts
-from dovetail.torch_private.inductor_cache import guard_all_sizes
-from dovetail.trace.shapes import RecordingShapeEnv
 from tests.differential import compare_modules, same
 from tests.tiers.fakes import FakeWorker, SlowBackend
 from tests.tiers.test_swap import NAME, layers, notes
@@ -297,18 +292,3 @@ def test_sizes_that_nobody_knows_are_refused(background: FakeWorker, slow: SlowB
         size = joint.fake_mode.shape_env.create_unbacked_symint()
     with pytest.raises(UnportableError):
         here.encode(size)
-
-
-def test_what_inductors_cache_writes_down_is_assumed_of_the_sizes_of_tensors_too() -> None:
-    guard_all_sizes()
-    environment = RecordingShapeEnv()
-    size, stride, number = (size_of_facts(environment, name, 8, 2, None, True) for name in ("s3", "s5", "s8"))
-    with FakeTensorMode(shape_env=environment):
-        tensor = torch.empty_strided((size, 4), (stride, 1))
-    found = FxGraphCache._filter_backed_symints([number, tensor, 2, tensor * 2])
-    assert [str(item) for item in found] == ["s8", "s3", "s5"]
-    assert size * 4 <= 4096
-    text = environment.produce_guards_expression(found, guards=environment.get_pruned_guards(found))
-    assert text is not None
-    for value in (8, 1024, 1025):
-        assert environment.evaluate_guards_expression(text, [8, value, 8]) is (value <= 1024)

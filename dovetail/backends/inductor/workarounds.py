@@ -94,6 +94,23 @@ def keep_unused_draws(job: Job) -> None:
         job.wrappers.append(lambda call: lambda inputs: list(call(inputs))[:-count])
 
 
+@quirk(WORKAROUNDS, example=_example(lambda x, y: x.sin().add(x @ y, alpha=0.1), (3, 3), (3, 3)), until="2.15")
+def scale_before_adding(job: Job) -> None:
+    """Write a sum with a factor as a product and a sum: Inductor makes ``addmm`` of a sum with ``mm``, and drops the factor."""
+    for node in job.graph.graph.find_nodes(op="call_function", target=torch.ops.aten.add.Tensor):
+        factor, (first, second) = node.kwargs.get("alpha", 1), node.args
+        is_plain = isinstance(factor, (int, float)) and factor == 1
+        if is_plain or not isinstance(second, torch.fx.Node) or not isinstance(second.meta["val"], torch.Tensor):
+            continue
+        dtype, value = node.meta["val"].dtype, second.meta["val"]
+        steps = [(torch.ops.prims.convert_element_type.default, dtype)] if value.dtype != dtype else []
+        with job.graph.graph.inserting_before(node):
+            for target, argument in [*steps, (torch.ops.aten.mul.Tensor, factor)]:
+                second = job.graph.graph.call_function(target, (second, argument))
+                second.meta = {**node.meta, "val": value.to(dtype)}
+        node.args, node.kwargs = (first, second), {}
+
+
 def give_sizes_as_inputs(job: Job) -> None:
     """Symbolic sizes become inputs of their own, where Inductor's cache looks for them.
 
