@@ -54,6 +54,18 @@ SUITES = (
         "--samples",
         "1",
     ),
+    _suite(
+        "opinfo-double-inductor",
+        "operators, second order, one sample",
+        "inductor",
+        _OPINFO,
+        "--compiler",
+        "dovetail-inductor",
+        "--direction",
+        "double",
+        "--samples",
+        "1",
+    ),
     _suite("calls", "calls of torch's functions in all forms", "aten", _CALLS),
     _suite("calls-eager", "calls in all forms", "eager", _CALLS, "--compiler", "dovetail-eager"),
     _suite(
