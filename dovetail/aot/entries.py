@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from dovetail.aot import steps
-from dovetail.aot.nodes import checks_assumption, writes_in_place
+from dovetail.aot.nodes import checks_assumption, tensor_of, writes_in_place
 from dovetail.guards import compile_checker
 from dovetail.runtime.backward_reads import BackwardReads
 from dovetail.runtime.entry import Entry
@@ -26,7 +26,8 @@ def make_entry(compiled: CompiledGraph) -> Entry:
     guards = capture.guards.freeze()
     checks = any(map(checks_assumption, joint.graph.nodes))
     dropped = compiled.lowering.gradients_dropped_first
-    draws = any(draws_random_numbers(node.target) for node in joint.graph.nodes)
+    draws = checks or any(draws_random_numbers(node.target) for node in joint.graph.nodes)
+    devices = sorted({item.device.index for item in map(tensor_of, joint.primals) if item is not None and item.is_cuda})
     return Entry(
         compile_checker(guards, ambient=capture.ambient),
         compiled.run,
@@ -38,7 +39,7 @@ def make_entry(compiled: CompiledGraph) -> Entry:
         backward_reads=BackwardReads(guards.backward) if guards.backward else None,
         is_edited=bool(joint.provenance),
         can_rerun_eagerly=checks or not (dropped or _writes_first(compiled)),
-        draws=draws or checks,
+        random_devices=tuple(devices) if draws else None,
         fits=next(filter(None, (hook(compiled.lowering) for hook in steps.asks_data)), None),
         # A call that is done again by eager drops them itself; a later backward may read them.
         gradients_dropped_first=() if checks or guards.backward else dropped,

@@ -83,6 +83,7 @@ class _Finished:
     _draws: bool
     _frees_inputs: bool
     _has_run: bool = False
+    _devices: list[int] | None = None
     _lock: threading.Lock = dataclasses.field(default_factory=threading.Lock)
 
     def __call__(self, inputs: list[Any]) -> list[Any]:
@@ -90,8 +91,11 @@ class _Finished:
         given = inputs if self._frees_inputs and self._has_run else list(inputs)
         count, states = len(given), None
         if self._draws:
-            devices = sorted({item.device.index for item in inputs if isinstance(item, torch.Tensor) and item.is_cuda})
-            states = devices, private_state.random_states(devices)
+            if self._devices is None:
+                # The same at each run: guards hold the devices of inputs.
+                tensors = (item for item in inputs if isinstance(item, torch.Tensor))
+                self._devices = sorted({item.device.index for item in tensors if item.is_cuda})
+            states = self._devices, private_state.random_states(self._devices)
         try:
             results = self._run(inputs)
         except DovetailError:

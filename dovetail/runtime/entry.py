@@ -45,8 +45,9 @@ class Entry:
     from the sizes of the inputs.
 
     ``can_rerun_eagerly``: nothing is written before the graph is through. Where an operator refuses its arguments, or what was
-    assumed about the data does not hold, the call runs eagerly, with the random state as it was (``draws``: the graph draws
-    numbers): the error is eager's, after all that eager does before it. ``fits`` asks the data before a graph that writes.
+    assumed about the data does not hold, the call runs eagerly, with the random state as it was on the CPU and on the GPUs
+    ``random_devices`` (None: the graph draws no numbers): the error is eager's, after all that eager does before it. ``fits``
+    asks the data before a graph that writes.
     ``is_edited``: the entry never gives way to eager, which would leave out what the passes have added.
 
     ``inputs_made_differentiable`` are inputs that require a gradient from this call on. ``gradients_dropped_first`` are inputs,
@@ -63,7 +64,7 @@ class Entry:
     resume_point: Any = None
     numbers: Callable[[Sequence[torch.Tensor]], tuple[Any, ...]] | None = None
     can_rerun_eagerly: bool = False
-    draws: bool = False
+    random_devices: tuple[int, ...] | None = None
     fits: Callable[[Sequence[torch.Tensor]], bool] | None = None
     is_edited: bool = False
     backward_reads: BackwardReads | None = None
@@ -123,8 +124,8 @@ class Entry:
             tensors[gradient] = None  # type: ignore[call-overload]
         if not self.can_rerun_eagerly:
             return self.run(tensors)
-        devices = sorted({tensor.device.index for tensor in tensors if tensor.is_cuda}) if self.draws else []
-        states = private_state.random_states(devices) if self.draws else None
+        devices = self.random_devices
+        states = None if devices is None else private_state.random_states(devices)
         try:
             return self.run(tensors)
         except OPERATOR_ERRORS as error:
@@ -139,7 +140,7 @@ class Entry:
                     "graph, so that eager cannot take its place",
                     advice="keep sizes and branches independent of the data, or compile without passes",
                 ) from error
-            if states is not None:
+            if states is not None and devices is not None:
                 private_state.set_random_states(states, devices)
             return None
 
