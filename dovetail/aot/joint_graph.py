@@ -136,7 +136,7 @@ class JointGraph:
         self.graph.output_node().args = (results,)
 
     def call(self, target: Any, *args: Any, **kwargs: Any) -> torch.fx.Node:
-        """A new node, put right after the last of the nodes that it reads; a tensor that it is given becomes a constant.
+        """A new node behind the last of those that it reads, in their phase; a tensor that it is given becomes a constant.
 
         Its shape is computed when the pass is over (see :meth:`apply`).
         """
