@@ -95,7 +95,12 @@ def register_backend(
     if unknown:
         raise TypeError(f"register_backend() got an unexpected keyword argument {unknown[0]!r}")
     if backend is None:
-        return lambda function: (register_backend(name, function, replace=replace, **facts), function)[1]
+
+        def decorate(function: Function) -> Function:
+            register_backend(name, function, replace=replace, **facts)
+            return function
+
+        return decorate
     if not callable(backend) and not isinstance(backend, Backend):
         raise BackendError(f"a backend is a callable, not {type(backend).__name__}")
     made = backend if isinstance(backend, Backend) else backend_around(name, backend)

@@ -11,6 +11,7 @@ import torch
 
 from dovetail.guards.ambient import AUTOCAST_DEVICES, WATCHED, AmbientState
 from dovetail.torch_private import autograd as private_autograd
+from dovetail.torch_private import guard_managers as private_guards
 from dovetail.torch_private import state as private_state
 
 #: State that torch's C++ check of global state overlooks, such as the type that autocast will use once it is enabled.
@@ -50,7 +51,7 @@ def matcher(state: AmbientState) -> Callable[[], bool]:
             return False
         unchanged = same_answers((*_OVERLOOKED, *private_state.kernel_readers(), *(one.read for one in WATCHED)))
         # Another mode in the place of one is not seen by their number.
-        fast = None if has_modes else private_state.global_state_check()
+        fast = None if has_modes else private_guards.global_state_check()
         return True
 
     return matches

@@ -28,6 +28,7 @@ from dovetail.passes.decompose import ABOUT_THE_VALUE, mark_read_by_gradients, o
 from dovetail.quirks.registry import QUIRKS
 from dovetail.tiers.flat_graph import encode_value, name_of, operator_named
 from dovetail.tiers.unportable import UnportableError
+from dovetail.torch_private import assumptions as private_assumptions
 from dovetail.torch_private import inductor_cache as private_cache
 from dovetail.torch_private import inductor_code as private_code
 from dovetail.torch_private import sizes as private_sizes
@@ -63,11 +64,11 @@ def decompose_once(lowering: Lowering, table: Table) -> torch.fx.GraphModule | N
             reason = "the entry of the graph cannot be read"
     private_cache.look_no_further(reason)
     environment = joint.fake_mode.shape_env
-    before = private_sizes.count_of_assumptions(environment)
+    before = private_assumptions.count_of_assumptions(environment)
     for hook in reversed(list(steps.decomposes)):
         module = None if hook is decompose_once else hook(lowering, table)
         if module is not None:
-            if private_sizes.count_of_assumptions(environment) == before:
+            if private_assumptions.count_of_assumptions(environment) == before:
                 _keep(key, joint, module, table)
             return module
     return None

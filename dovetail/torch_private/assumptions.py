@@ -10,10 +10,15 @@ from torch.fx.experimental.symbolic_shapes import DimDynamic, ShapeEnv, SymT, sy
 from torch.utils._sympy.numbers import int_oo
 from torch.utils._sympy.value_ranges import ValueRanges
 
-from dovetail.torch_private.sizes import hint, range_of
+from dovetail.torch_private.sizes import deferred_assumptions, hint, range_of
 
 #: Caches of an environment, and of its numbers, are good for one value of these.
 _COUNTERS = ("_version_counter", "_replacements_version_counter")
+
+
+def count_of_assumptions(environment: ShapeEnv) -> tuple[int, int, int]:
+    """Numbers that change when something more is assumed of a symbol."""
+    return len(environment.guards), len(deferred_assumptions(environment)), len(environment.replacements)
 
 
 class Aside:

@@ -15,6 +15,11 @@ import torch
 _version: Callable[[dict[Any, Any]], int] = torch._C._dynamo.guards.dict_version
 
 
+def global_state_check() -> Callable[[], bool]:
+    """A C++ check that grad mode, autocast, default dtype, deterministic flags, TF32, thread count are as now."""
+    return torch._C._dynamo.guards.GlobalStateGuard().check
+
+
 def dictionary_versions(tables: Sequence[dict[Any, Any]]) -> list[tuple[int, int]]:
     """For each dictionary its count of writes, a number that no other dictionary has, and its length.
 

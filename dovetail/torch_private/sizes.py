@@ -182,9 +182,14 @@ def has_data_geometry(value: object) -> bool:
     return any(map(is_data_number, (*value.shape, *value.stride(), value.storage_offset())))
 
 
-def count_of_assumptions(environment: ShapeEnv) -> tuple[int, int, int]:
-    """Numbers that change when something more is assumed of a symbol."""
-    return len(environment.guards), len(deferred_assumptions(environment)), len(environment.replacements)
+def marked_dimensions(tensor: torch.Tensor, mark: str) -> set[int]:
+    """The dimensions that a program has marked by ``torch._dynamo``: dynamic, weak_dynamic, unbacked, strict_unbacked, static."""
+    return set(getattr(tensor, f"_dynamo_{mark}_indices", ()))
+
+
+def marked_ranges(tensor: torch.Tensor) -> dict[int, tuple[int | None, int | None]]:
+    """The bounds that a program has given to dimensions by ``torch._dynamo.mark_dynamic``."""
+    return {each.dim: (each.min, each.max) for each in getattr(tensor, "_dynamo_dynamic_range", ())}
 
 
 def deferred_assumptions(environment: ShapeEnv, truths: Set[Any] = frozenset()) -> list[Any]:

@@ -171,11 +171,6 @@ _SWITCHES: tuple[_Switch, ...] = (*_KERNEL_SWITCHES, *OTHER_SWITCHES)
 _READERS = tuple(read for _, read, _ in _SWITCHES)
 
 
-def global_state_check() -> Callable[[], bool]:
-    """A C++ check that grad mode, autocast, default dtype, deterministic flags, TF32, thread count are as now."""
-    return torch._C._dynamo.guards.GlobalStateGuard().check
-
-
 def kernel_flags(read: tuple[Callable[[], Any], ...] = _KERNEL_READERS) -> tuple[Any, ...]:
     """The switches that choose kernels, in the order of :data:`KERNEL_FLAG_NAMES`."""
     try:

@@ -61,8 +61,8 @@ def mark_dynamic(
 def marks_of(tensor: torch.Tensor) -> Mapping[int, SizeRange]:
     """The sizes of a tensor that were marked, also those that ``torch._dynamo.mark_dynamic`` and its kin have marked."""
     kinds = ("weak_dynamic", "unbacked", "strict_unbacked", "dynamic")
-    marks = {dimension: SizeRange() for kind in kinds for dimension in getattr(tensor, f"_dynamo_{kind}_indices", ())}
-    marks.update({each.dim: SizeRange(each.min, each.max) for each in getattr(tensor, "_dynamo_dynamic_range", ())})
+    marks = {dim: SizeRange() for kind in kinds for dim in private_sizes.marked_dimensions(tensor, kind)}
+    marks.update({dim: SizeRange(*bounds) for dim, bounds in private_sizes.marked_ranges(tensor).items()})
     marks.update(getattr(tensor, MARK, {}))
     return marks
 
@@ -104,7 +104,7 @@ class ShapePolicy:
             chosen.update(dict.fromkeys(range(tensor.dim()), SizeRange()))
         if self.marked:
             chosen.update(marks_of(tensor))
-        static = getattr(tensor, "_dynamo_static_indices", ())
+        static = private_sizes.marked_dimensions(tensor, "static")
         movable = {dim for dim, size in enumerate(tensor.shape) if size > 1 and dim not in static}
         return {dim: bounds for dim, bounds in chosen.items() if dim in movable}
 

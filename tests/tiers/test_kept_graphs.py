@@ -135,7 +135,7 @@ def test_a_graph_for_which_a_number_was_looked_at_is_not_kept(monkeypatch: pytes
     lowering = step_with_a_schedule(monkeypatch)
     cache.clear()
     counts = iter([(0, 0, 0), (1, 0, 0)])
-    monkeypatch.setattr(kept_graphs.private_sizes, "count_of_assumptions", lambda environment: next(counts))
+    monkeypatch.setattr(kept_graphs.private_assumptions, "count_of_assumptions", lambda environment: next(counts))
     decompose(lowering)
     assert not [entry for entry in cache.ls() if entry.kind == "graphs"]
 

@@ -20,6 +20,7 @@ from dovetail.tiers.later import LaterGraph
 from dovetail.tiers.process import Answer
 from dovetail.tiers.sizes_elsewhere import SizesHere, SizesThere
 from dovetail.tiers.unportable import UnportableError
+from dovetail.torch_private import assumptions as private_assumptions
 from dovetail.torch_private import sizes as private_sizes
 from tests.differential import compare_modules, same
 from tests.tiers.fakes import FakeWorker, SlowBackend
@@ -117,11 +118,11 @@ def test_what_runs_by_operators_hears_of_no_assumption(background: FakeWorker, s
     compiled = on_its_way(background)
     (entry,) = compiled.entries
     joint = entry.compiled.lowering.joint
-    known = private_sizes.count_of_assumptions(joint.fake_mode.shape_env)
+    known = private_assumptions.count_of_assumptions(joint.fake_mode.shape_env)
     background.answer_all()
     check(compiled, 4)
     assert slow.ran
-    assert private_sizes.count_of_assumptions(joint.fake_mode.shape_env) == known
+    assert private_assumptions.count_of_assumptions(joint.fake_mode.shape_env) == known
     assert any(private_sizes.has_symbols(node.meta["val"]) for node in joint.primals)
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+
 from dovetail.errors import InputError, RecompileLimitWarning
 from dovetail.face.warnings import warn_user
 from dovetail.frontend.protocol import TracingInterpreter
@@ -18,11 +20,8 @@ def _held_to_a_number(interpreter: TracingInterpreter) -> None:
     for traced in interpreter.trace.inputs:
         real = traced.real
         # torch.compile raises where mark_dynamic is not kept, and takes maybe_mark_dynamic and mark_unbacked as they come.
-        strict = {
-            *getattr(real, "_dynamo_dynamic_indices", ()),
-            *getattr(real, "_dynamo_strict_unbacked_indices", ()),
-        }
-        lenient = {*getattr(real, "_dynamo_weak_dynamic_indices", ()), *getattr(real, "_dynamo_unbacked_indices", ())}
+        marked = functools.partial(private_sizes.marked_dimensions, real)
+        strict, lenient = marked("dynamic") | marked("strict_unbacked"), marked("weak_dynamic") | marked("unbacked")
         for dimension in marks_of(real):
             size = traced.node.meta["val"].shape[dimension]
             if not private_sizes.is_symbolic(size) or private_sizes.expression_of(size).free_symbols:
@@ -41,11 +40,11 @@ def _held_to_a_number(interpreter: TracingInterpreter) -> None:
 def _outside_of_its_bounds(interpreter: TracingInterpreter) -> None:
     """A size that is no symbol, since it lies outside of the bounds with which it was marked."""
     for traced in interpreter.trace.inputs:
-        for mark in getattr(traced.real, "_dynamo_dynamic_range", ()):
-            size, low, high = traced.real.shape[mark.dim], mark.min or 0, mark.max
+        for dimension, (low, high) in private_sizes.marked_ranges(traced.real).items():
+            size = traced.real.shape[dimension]
             # As for torch.compile, 0 and 1 are sizes of their own.
-            if size > 1 and not (low <= size and (high is None or size <= high)):
+            if size > 1 and not ((low or 0) <= size and (high is None or size <= high)):
                 raise InputError(
-                    f"dimension {mark.dim} of `{traced.name}` was marked as {marks_of(traced.real)[mark.dim]}, and is {size}",
+                    f"dimension {dimension} of `{traced.name}` was marked as {marks_of(traced.real)[dimension]}, and is {size}",
                     advice="mark it with bounds that it keeps, or leave it unmarked",
                 )
