@@ -14,6 +14,7 @@ from dovetail.quirks.registry import Example, quirk
 from dovetail.runtime.derivatives import are_partial
 from dovetail.torch_private import autograd_nodes as private_autograd_nodes
 from dovetail.torch_private import calls as private_calls
+from dovetail.torch_private import sizes as private_sizes
 from dovetail.trace import Trace
 from dovetail.trace.overrides import GRADIENTS, GRAPHS, GradientRequest, autograd_nodes
 from dovetail.whole_calls.call import whole_call
@@ -139,6 +140,7 @@ def _eig_gradient(
     example={
         "eigvalsh": lambda: Example(torch.linalg.eigvalsh, [(torch.rand(24, 24),)], order=0),
         "svdvals": lambda: Example(torch.linalg.svdvals, [(torch.rand(24, 24),)], order=0),
+        "cond": lambda: Example(torch.linalg.cond, [(torch.rand(30, 24, 24),)], order=0, options={"dynamic": True}),
     },
 )
 def unused_vectors(graph: torch.fx.Graph) -> None:
@@ -149,6 +151,7 @@ def unused_vectors(graph: torch.fx.Graph) -> None:
     """
     for target, wanted in ((torch.ops.aten._linalg_eigh.default, 0), (torch.ops.aten._linalg_svd.default, 1)):
         for node in graph.find_nodes(op="call_function", target=target):
+            _read_sizes_elsewhere(graph, node, wanted)
             if all(user.target is operator.getitem and user.args[1] == wanted for user in node.users):
                 names = [argument.name for argument in target._schema.arguments]
                 flag = "compute_v" if "compute_v" in names else "compute_uv"
@@ -157,3 +160,22 @@ def unused_vectors(graph: torch.fx.Graph) -> None:
                     node.update_arg(position, False)
                 else:
                     node.kwargs = {**node.kwargs, flag: False}
+
+
+def _read_sizes_elsewhere(graph: torch.fx.Graph, call: torch.fx.Node, wanted: int) -> None:
+    """Read symbolic sizes of the vectors off the matrix or its values, so that nobody asks for the vectors because of them."""
+    results = {user.args[1]: user for user in call.users if user.target is operator.getitem}
+    others = [result for place, result in results.items() if place != wanted]
+    tensors = [call.args[0]]
+    if wanted in results:
+        call.append(results[wanted])
+        tensors.append(results[wanted])
+    for size in [user for result in others for user in result.users if user.target is torch.ops.aten.sym_size.int]:
+        expression = private_sizes.expression_of(size.meta["val"])
+        for tensor in tensors:
+            for dimension, other in enumerate(tensor.meta["val"].shape):
+                if private_sizes.is_symbolic(other) and private_sizes.expression_of(other) == expression:
+                    size.args = (tensor, dimension)
+    for result in others:
+        if not result.users:
+            graph.erase_node(result)
