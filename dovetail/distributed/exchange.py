@@ -191,7 +191,14 @@ class Phase:
             +-- _shaped
     """
 
-    def __init__(self, joint: JointGraph, name: str, settings: Reduction, steps: Sequence[Bucket | str]) -> None:
+    def __init__(
+        self,
+        joint: JointGraph,
+        name: str,
+        settings: Reduction,
+        steps: Sequence[Bucket | str],
+        behind: torch.fx.Node | None = None,
+    ) -> None:
         """Begin a phase that exchanges ``steps``: buckets, and descriptions of what is exchanged beside them."""
         self._joint = joint
         self._settings = settings
@@ -199,7 +206,7 @@ class Phase:
         self._plan = Plan(name, tuple(map(str, steps)))
         self.insert = Inserter(joint, name)
         #: Behind this node the exchange of an input may begin.
-        self.start = joint.graph.find_nodes(op="placeholder")[-1]
+        self.start = behind or joint.graph.find_nodes(op="placeholder")[-1]
         self._asked: torch.fx.Node | None = None
         if settings.check and steps:
             plan = self._plan

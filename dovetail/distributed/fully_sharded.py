@@ -16,6 +16,7 @@ from typing import Any, NoReturn
 import torch
 
 from dovetail.aot.steps import checks_outputs
+from dovetail.distributed.eager_ranks import watch_fsdp
 from dovetail.distributed.operators import filled_up, reshard, unshard
 from dovetail.distributed.wrapped_models import at_capture
 from dovetail.frontend.code.frame import Break
@@ -138,6 +139,7 @@ _PARTS = {"_pre_forward": _pre_forward, "_post_forward": _post_forward}
 def _hook_of_fsdp(interpreter: TracingInterpreter, function: Any, args: Arguments, kwargs: Keywords) -> Instead | None:
     if isinstance(function, torch.nn.Module) or not private_distributed.is_of_fsdp(function):
         return None
+    watch_fsdp()
     trace = interpreter.trace
     reason = next((text for text in trace.settings.without if text.startswith(_IN_GRAPH)), "")
     part = _PARTS.get(function.__name__)

@@ -8,6 +8,7 @@ exchange many tensors at once and beside the computation.
 - ``replica(whole)`` and ``reduce(gradient)``: the same for a parameter that all ranks have whole.
 
 - ``unshard(shard)`` and ``reshard(gradient)``: those of FSDP, whose shards are DTensors, which watch themselves what is computed.
+- ``of_first_rank(buffer)``: what ``DistributedDataParallel`` does with buffers in front of a forward.
 
 ``leaves`` says that gradients may leave the graph that computes them. Shards are cut along the first dimension into pieces of equal
 length; the last ones are filled up with zeros.
@@ -111,6 +112,12 @@ def reshard(gradient: torch.Tensor, size: int, group: str, reduction: str) -> to
     """This rank's shard of the mean of all ranks' gradients."""
     begun = collectives.reduce_scatter_tensor((gradient / size).contiguous(), "sum", size, group)
     return collectives.wait_tensor(begun)  # type: ignore[no-any-return]
+
+
+@operator("Tensor buffer, int size, str group", lambda buffer, *_: torch.empty_like(buffer))
+def of_first_rank(buffer: torch.Tensor, size: int, group: str) -> torch.Tensor:
+    """The first rank's value."""
+    return collectives.wait_tensor(collectives.broadcast(buffer.contiguous(), 0, group))  # type: ignore[no-any-return]
 
 
 def _note(ctx: Any, inputs: tuple[Any, ...], output: torch.Tensor) -> None:

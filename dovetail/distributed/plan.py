@@ -23,7 +23,7 @@ from typing import Any
 import torch
 import torch.distributed
 
-from dovetail.distributed.operators import operator
+from dovetail.distributed.operators import collectives, operator
 from dovetail.errors import RanksDifferError
 from dovetail.torch_private import distributed as private_distributed
 from dovetail.versions import __version__
@@ -68,7 +68,8 @@ class Plan:
 
     def __str__(self) -> str:
         count = len(self.steps)
-        return "\n  ".join([f"{self.phase}: {count} exchange{'' if count == 1 else 's'}", *self.steps])
+        counted = f": {count} exchange{'' if count == 1 else 's'}" if count else ""
+        return "\n  ".join([self.phase + counted, *self.steps])
 
 
 def register(plan: Plan) -> int:
@@ -107,6 +108,18 @@ def agree(greatest: torch.Tensor, number: int, size: int, group: str, dtype: tor
     return torch.empty(0, dtype=dtype, device=greatest.device)
 
 
+def meet_graphs(groups: Sequence[str], device: torch.device, what: str) -> None:
+    """Take part in the check with which the graphs of other ranks begin, as a rank that does not run a graph here.
+
+    Raises :class:`RanksDifferError`, as the graphs do, where another rank runs one; ``what`` says what happens here.
+    """
+    own = register(Plan(what, ()))
+    asked = [collectives.all_reduce(fingerprint(own, device), "max", name) for name in groups]
+    for name, begun in zip(groups, asked, strict=True):
+        size = torch.distributed.get_world_size(private_distributed.process_group(name))
+        agree(collectives.wait_tensor(begun), own, size, name, torch.float32)
+
+
 def _difference(number: int, group: str) -> str:
     """The first difference in words. All ranks come here after the same exchange, so they can exchange their plans."""
     process_group = private_distributed.process_group(group)
@@ -119,8 +132,8 @@ def _difference(number: int, group: str) -> str:
     other = next((rank for rank, text in enumerate(texts) if text != texts[own]), own)
     lines = texts[own].splitlines(), texts[other].splitlines()
     place = next((i for i, (one, two) in enumerate(zip(*lines, strict=False)) if one != two), min(map(len, lines)))
-    step = [text[place].strip() if place < len(text) else "nothing more" for text in lines]
+    step = [f", there `{text[place].strip() if place < len(text) else 'nothing more'}`" if place else "" for text in lines]
     return (
         f"rank {own} and rank {other} would exchange different things: rank {own} has "
-        f"`{lines[0][0]}`, there `{step[0]}`; rank {other} has `{lines[1][0]}`, there `{step[1]}`"
+        f"`{lines[0][0]}`{step[0]}; rank {other} has `{lines[1][0]}`{step[1]}"
     )

@@ -8,6 +8,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
 
+import torch
+
 from dovetail.aot.descriptors import BufferInput, MutatedInput
 from dovetail.aot.joint_graph import JointGraph
 from dovetail.aot.nodes import checks_assumption
@@ -68,12 +70,20 @@ def refuse_assumptions(joint: JointGraph) -> None:
 
 
 def reduce_sites(
-    joint: JointGraph, sites: Iterable[Site], phase: str, settings: Reduction, collective: str = "all_reduce"
-) -> None:
-    """Put the exchange of these tensors into a graph."""
+    joint: JointGraph,
+    sites: Iterable[Site],
+    phase: str,
+    settings: Reduction,
+    collective: str = "all_reduce",
+    behind: torch.fx.Node | None = None,
+) -> torch.fx.Node | None:
+    """Put the exchange of these tensors into a graph; returns the node ``behind`` which another phase may begin."""
     buckets = make_buckets(joint, sites, settings.bucket_bytes, collective)
-    if buckets:
-        Phase(joint, phase, settings, buckets).exchange(buckets)
+    if not buckets:
+        return behind
+    found = Phase(joint, phase, settings, buckets, behind)
+    found.exchange(buckets)
+    return found.start
 
 
 def _written_buffers(joint: JointGraph) -> Iterator[Site]:

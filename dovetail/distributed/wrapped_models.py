@@ -7,7 +7,7 @@ the gradients, in buckets of the wrapper's size. The buffers are the first rank'
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -17,8 +17,9 @@ from torch.nn.parallel import DistributedDataParallel
 
 from dovetail.aot.joint_graph import JointGraph, Pass
 from dovetail.aot.steps import required_passes
-from dovetail.distributed.exchange import Reduction, Team, collectives
+from dovetail.distributed.exchange import Reduction, Site, Team
 from dovetail.distributed.gradients import defer_readers, gradient_sites, is_marked
+from dovetail.distributed.operators import of_first_rank
 from dovetail.distributed.placement import check_parameters
 from dovetail.distributed.replicate import reduce_sites, refuse_assumptions
 from dovetail.errors import CaptureError
@@ -70,6 +71,11 @@ def _check_devices(interpreter: TracingInterpreter, ids: Any, *given: Any) -> No
 @at_capture
 def _name_of(interpreter: TracingInterpreter, model: Any) -> str:
     return private_distributed.process_group_name(model.process_group)
+
+
+@at_capture
+def _size_of(interpreter: TracingInterpreter, model: Any) -> int:
+    return torch.distributed.get_world_size(model.process_group)
 
 
 @at_capture
@@ -126,10 +132,10 @@ def _inlined(model: Any, *args: Any, **kwargs: Any) -> Any:
         _check_devices(model.device_ids, args, kwargs)
     name = _name_of(model)
     if private_distributed.syncs_buffers(model):
+        size = _size_of(model)
         with torch.no_grad():
-            sent = [collectives.broadcast(buffer, 0, name) for buffer in model.modules_buffers]
-            for buffer, value in zip(list(model.modules_buffers), sent, strict=True):
-                buffer.copy_(collectives.wait_tensor(value))
+            for buffer in model.modules_buffers:
+                buffer.copy_(of_first_rank(buffer, size, name))
     sync = torch.is_grad_enabled() and model.require_backward_grad_sync
     if sync:
         _note_gradients(model, name)
@@ -145,14 +151,28 @@ def reduce_replicas(joint: JointGraph) -> None:
     """A pass: exchange the gradients of wrapped modules."""
     refuse_assumptions(joint)
     defer_readers(joint, is_marked)
+    begun = dict(_send_buffers(joint))
     sites = gradient_sites(joint)
     replicas: dict[Replica, None] = {node.meta[EXCHANGE]: None for node in joint.graph.nodes if EXCHANGE in node.meta}
     for replica in replicas:
         own = [site for site in sites if site.mark is not None and site.mark.meta.get(EXCHANGE) == replica]
-        reduce_sites(joint, own, "step", replica.reduction)
+        reduce_sites(joint, own, "step", replica.reduction, behind=begun.get(replica.reduction.team))
     check_parameters(joint)
+
+
+def _send_buffers(joint: JointGraph) -> Iterator[tuple[Team, torch.fx.Node | None]]:
+    """Have the first rank's buffers exchanged in buckets; the ranks, and the node behind which their next exchange may begin."""
+    nodes = joint.graph.find_nodes(op="call_function", target=of_first_rank)
+    for size, name in dict.fromkeys(node.args[1:] for node in nodes):
+        own = [node for node in nodes if node.args[1:] == (size, name) and node.users]
+        sites = [Site.of_readers("", node.args[0], node.meta["val"], node) for node in own]
+        team = Team(name, size)
+        yield team, reduce_sites(joint, sites, "buffers", Reduction(team, 25 << 20), "broadcast")
+    for node in nodes:
+        joint.graph.erase_node(node)
 
 
 @required_passes
 def _reduce_gradients(joint: JointGraph) -> Pass | None:
-    return reduce_replicas if any(EXCHANGE in node.meta for node in joint.graph.nodes) else None
+    exchanges = any(EXCHANGE in node.meta or node.target is of_first_rank for node in joint.graph.nodes)
+    return reduce_replicas if exchanges else None

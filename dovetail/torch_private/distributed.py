@@ -12,7 +12,7 @@ from typing import Any
 import torch
 import torch.distributed
 
-from dovetail.torch_private.calls import global_module_hooks
+from dovetail.torch_private.calls import global_module_hooks, hide_from_dynamo
 
 #: Modules whose Python code calls modules of the program.
 CALLS_THE_PROGRAM = (
@@ -74,9 +74,14 @@ def why_not_replicated(model: Any) -> str:
         return "it exchanges gradients in a way of its own"
     if model._comm_hooks:
         return "it has a communication hook"
-    if model._join_config.enable:
+    if is_joining(model):
         return "it is in a join() block"
     return ""
+
+
+def is_joining(model: Any) -> bool:
+    """Whether ranks that have no more batches take part in this DistributedDataParallel's exchanges, and in no others."""
+    return bool(model._join_config.enable)
 
 
 def syncs_buffers(model: Any) -> bool:
@@ -86,6 +91,19 @@ def syncs_buffers(model: Any) -> bool:
     """
     wanted = model.forward_sync_buffers if hasattr(model, "forward_sync_buffers") else model.broadcast_buffers
     return bool(wanted) and model.require_forward_param_sync and len(model.modules_buffers) > 0
+
+
+def before_forward(owner: type, name: str, prepare: Callable[[Any], None]) -> None:
+    """Have ``prepare(self)`` called in front of a method of torch's by which a wrapped module's forward begins."""
+    original = getattr(owner, name)
+
+    @functools.wraps(original)
+    def begin(self: Any, *args: Any, **kwargs: Any) -> Any:
+        prepare(self)
+        return original(self, *args, **kwargs)
+
+    hide_from_dynamo(begin)
+    setattr(owner, name, begin)
 
 
 @functools.cache

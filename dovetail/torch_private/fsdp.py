@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 from collections.abc import Iterator
 from typing import Any
@@ -22,6 +23,31 @@ def begin(state: Any) -> bool:
         return False
     state._lazy_init()
     return True
+
+
+def state_class() -> type:
+    """The class of what FSDP keeps of a module."""
+    from torch.distributed.fsdp._fully_shard._fsdp_state import FSDPState
+
+    return FSDPState
+
+
+@contextlib.contextmanager
+def beginning(state: Any) -> Iterator[list[Any]]:
+    """In front of a forward: the process groups that graphs exchange with, if the module is the outermost, each once.
+
+    If the block raises, the forward has not begun.
+    """
+    begin(state)
+    context, found = state._state_ctx, {}
+    if context.iter_forward_root is None:
+        infos = [group.mesh_info for item in context.all_states for group in groups_of(item)]
+        found = {info.shard_process_group: None for info in infos if type(info).__name__ == "FSDPMeshInfo"}
+    try:
+        yield list(found)
+    except BaseException:
+        state._training_state = type(state._training_state).IDLE
+        raise
 
 
 def why_not_in_graph(state: Any) -> str:
