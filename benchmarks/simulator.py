@@ -28,6 +28,7 @@ from dovetail.distributed import data_parallel, shard
 from dovetail.face.compile import compile
 from dovetail.reports.table import Table
 from dovetail.simulator import Cluster, Link, Training, plan
+from dovetail.simulator.plans import use
 from dovetail.torch_private import distributed as private_distributed
 
 SCRIPT = Path(__file__).parent.parent / "examples" / "plan_gpt.py"
@@ -85,8 +86,9 @@ def make_step(way: str, ranks: int) -> Callable[[], None]:
     made = training()
     model, optimizer = made.model, made.optimizer
     if way == "sharded":
+        before = list(model.parameters())
         model = shard(model)
-        optimizer = torch.optim.AdamW(model.parameters(), lr=3e-4)
+        use(optimizer, before, list(model.parameters()))
     if way.startswith("tensor parallel"):
         mesh = torch.distributed.device_mesh.init_device_mesh("cpu", (ranks,))
         model = private_distributed.parallelize(model, mesh, made.tensor_parallel)

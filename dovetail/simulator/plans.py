@@ -168,7 +168,7 @@ def _whole_step(training: Training, cluster: Cluster, measured: bool, *, is_shar
     if is_sharded:
         before = list(model.parameters())
         model = shard(model)
-        _use(optimizer, before, list(model.parameters()))
+        use(optimizer, before, list(model.parameters()))
 
     step = _step_of(training, model)
     run = (
@@ -192,7 +192,7 @@ def _step_of(training: Training, model: Any) -> Callable[..., torch.Tensor]:
     return step
 
 
-def _use(optimizer: torch.optim.Optimizer, before: Sequence[torch.Tensor], after: Sequence[torch.Tensor]) -> None:
+def use(optimizer: torch.optim.Optimizer, before: Sequence[torch.Tensor], after: Sequence[torch.Tensor]) -> None:
     """Let an optimizer that was made for some parameters step others."""
     places = {id(parameter): number for number, parameter in enumerate(before)}
     for group in optimizer.param_groups:
