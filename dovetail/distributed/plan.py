@@ -132,7 +132,9 @@ def _difference(number: int, group: str) -> str:
     other = next((rank for rank, text in enumerate(texts) if text != texts[own]), own)
     lines = texts[own].splitlines(), texts[other].splitlines()
     place = next((i for i, (one, two) in enumerate(zip(*lines, strict=False)) if one != two), min(map(len, lines)))
-    step = [f", there `{text[place].strip() if place < len(text) else 'nothing more'}`" if place else "" for text in lines]
+    step = [
+        f", there `{text[place].strip() if place < len(text) else 'nothing more'}`" if place else "" for text in lines
+    ]
     return (
         f"rank {own} and rank {other} would exchange different things: rank {own} has "
         f"`{lines[0][0]}`{step[0]}; rank {other} has `{lines[1][0]}`{step[1]}"

@@ -15,10 +15,13 @@ from collections.abc import Callable
 from pathlib import Path
 
 from dovetail.reports.table import Table
-from tests.distributed import test_failures, test_faults
+from tests.distributed import test_eager_ranks, test_failures, test_faults
 
 FAULTS: dict[str, Callable[[Path], None]] = {
     "another graph": lambda folder: test_failures.test_ranks_that_take_different_ways_say_so_and_go_on(),
+    "a graph break on one rank alone": lambda folder: (
+        test_eager_ranks.test_a_rank_that_leaves_the_graph_between_forward_and_backward()
+    ),
     "parameters of other shapes": lambda folder: (
         test_failures.test_models_of_different_shape_are_refused_before_anything_is_sent()
     ),
@@ -28,6 +31,7 @@ FAULTS: dict[str, Callable[[Path], None]] = {
     ),
     "slow": lambda folder: test_faults.test_a_rank_that_is_slow_changes_nothing(),
     "dies and three of four go on": lambda folder: test_faults.test_three_of_four_ranks_come_back(folder, "replicated"),
+    "torchrun loses a machine": test_faults.test_torchrun_goes_on_without_a_machine,
     "hangs": lambda folder: test_faults.test_a_rank_that_hangs("replicated"),
 }
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import datetime
 import functools
 import os
+import socket
 import subprocess
 import sys
 import time
@@ -238,3 +239,47 @@ def test_torchrun_starts_again(tmp_path: Path) -> None:
     torchrun([*start, "whole", "-1"])
     found, wanted = (torch.load(tmp_path / name) for name in ("broken.end", "whole.end"))
     assert all(map(torch.equal, found, wanted))
+
+
+LOSES_ITS_AGENT = """
+import os, signal
+def lose_the_machine(code):
+    Path("lost").touch()
+    os.kill(os.getppid(), signal.SIGKILL)
+    os.kill(os.getpid(), signal.SIGKILL)
+os._exit = lose_the_machine
+sys.argv[1:] = ["broken", "-1" if Path("lost").exists() else "3"]
+"""
+
+
+@pytest.mark.slow
+def test_torchrun_goes_on_without_a_machine(tmp_path: Path) -> None:
+    """One agent of four is killed with its process; the others form a world of three and go on from the checkpoint."""
+    lines = SCRIPT.replace("torch.distributed.init", LOSES_ITS_AGENT + "torch.distributed.init", 1)
+    (tmp_path / "train.py").write_text(lines.replace("dies_at if first else None", "dies_at if dies_at > 0 else None"))
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    environment = {
+        **os.environ,
+        "PYTHONPATH": str(Path(dovetail.__file__).parents[1]),
+        "OMP_NUM_THREADS": "1",
+        # Without it the processes of a later round find the addresses of those of the round before.
+        "TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1",
+    }
+    start = [sys.executable, "-m", "torch.distributed.run", "--nnodes=3:4", "--nproc-per-node=1", "--max-restarts=3"]
+    start += ["--rdzv-backend=c10d", f"--rdzv-endpoint=127.0.0.1:{port}", "--local-addr=127.0.0.1"]
+    agents = []
+    for place in range(4):
+        settings = f"--rdzv-conf=is_host={int(place == 0)},last_call_timeout=5,join_timeout=120"
+        command = [*start, settings, "train.py"]
+        agents.append(subprocess.Popen(command, env=environment, cwd=tmp_path, stderr=subprocess.DEVNULL))
+    try:
+        codes = [agent.wait(timeout=240) for agent in agents]
+    finally:
+        for agent in agents:
+            agent.kill()
+    assert sorted(codes) == [-9, 0, 0, 0]
+    run(until, 4, str(tmp_path), "whole", 2, "replicated")
+    wanted = run(goes_on, 3, str(tmp_path), "whole", None, "replicated")
+    assert all(map(torch.equal, torch.load(tmp_path / "broken.end"), wanted[0]))
