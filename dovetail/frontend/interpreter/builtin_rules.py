@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import collections.abc
 import sys
 import types
 from typing import Any
@@ -9,7 +10,7 @@ from typing import Any
 import torch
 
 from dovetail.frontend.instructions.shared import super_arguments
-from dovetail.frontend.interpreter.generator import shown_type
+from dovetail.frontend.interpreter.generator import InterpretedGenerator
 from dovetail.frontend.interpreter.lookup import class_attribute, python_method
 from dovetail.frontend.protocol import TracingInterpreter
 from dovetail.frontend.rules import Arguments, CallRule, Keywords, kind_of, rule
@@ -68,8 +69,6 @@ def _isinstance(interpreter: TracingInterpreter, args: Arguments, kwargs: Keywor
         # A wrapper may say by ``__class__`` that it is something else.
         said = interpreter.load_attribute(value, "__class__")
         return said is not type(value) and bool(interpreter.call(issubclass, (said, kinds), {}))
-    if isinstance(kinds, type) and shown_type(value) is not type(value):
-        return isinstance(value, kinds) or issubclass(shown_type(value), kinds)
     return isinstance(value, kinds)
 
 
@@ -100,7 +99,7 @@ def _type(interpreter: TracingInterpreter, args: Arguments, kwargs: Keywords) ->
         if traced is not None:
             return type(traced.real)
         return torch.nn.Parameter if getattr(args[0], "_is_param", False) else torch.Tensor
-    return shown_type(args[0])
+    return types.GeneratorType if type(args[0]) is InterpretedGenerator else type(args[0])
 
 
 @rule(len)
@@ -122,15 +121,12 @@ def _iter(interpreter: TracingInterpreter, args: Arguments, kwargs: Keywords) ->
     return interpreter.iterate(args[0])
 
 
-class WrappingIterator:
+class WrappingIterator(collections.abc.Iterator[Any]):
     """An iterator whose items went through the interpreter."""
 
     def __init__(self, interpreter: TracingInterpreter, inner: Any) -> None:
         self.interpreter = interpreter
         self.inner = inner
-
-    def __iter__(self) -> WrappingIterator:
-        return self
 
     def __recipe__(self) -> tuple[Any, tuple[Any, ...]]:
         """Outside of the capture it is the iterator itself; see :mod:`dovetail.runtime.recipe`."""

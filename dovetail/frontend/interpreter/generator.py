@@ -18,13 +18,22 @@ _MOST_LOOKED_AT = 1000
 
 
 class InterpretedGenerator(collections.abc.Generator[Any, Any, Any]):
-    """A generator whose frame the interpreter runs."""
+    """A generator whose frame the interpreter runs. To the program it is a generator like any other."""
+
+    __class__ = types.GeneratorType  # type: ignore[assignment]
+    gi_running = property(lambda self: self._running)
+    gi_suspended = property(lambda self: self._started and self._frame is not None and not self._running)
+    gi_frame = property(lambda self: self._frame and types.SimpleNamespace(f_code=self._frame.code))
 
     def __init__(self, interpreter: FrameRunner, frame: Frame | None, started: bool = False) -> None:
         self._interpreter = interpreter
+        self.__name__, self.__qualname__ = (frame.code.co_name, frame.code.co_qualname) if frame else ("generator",) * 2
         self._frame: Frame | None = frame
         self._started = started
         self._running = False
+
+    def __repr__(self) -> str:
+        return f"<generator object {self.__qualname__} at {id(self):#x}>"
 
     def send(self, value: Any) -> Any:
         """Go on with ``value`` as the result of the yield."""
@@ -139,11 +148,6 @@ class InterpretedGenerator(collections.abc.Generator[Any, Any, Any]):
             return self._interpreter.restorer(self._started, None), []
         point, values, _ = frame_values(self._frame, 0, 1)
         return self._interpreter.restorer(self._started, point), values
-
-
-def shown_type(value: Any) -> type:
-    """The type that the program sees: a generator that the interpreter runs is a generator."""
-    return types.GeneratorType if type(value) is InterpretedGenerator else type(value)
 
 
 def cleans_up(value: object) -> bool:

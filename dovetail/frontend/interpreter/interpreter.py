@@ -303,10 +303,9 @@ class Interpreter(Names, Attributes, Stores, Operators, Calls, NativeCalls):
 
     def close_generator(self, generator: InterpretedGenerator) -> None:
         """Close a generator that nothing refers to any more, as Python does at once; not once the program has ended."""
-        if self._has_ended:
-            return
         try:
-            generator.close()
+            if not self._has_ended:
+                generator.close()
         except Interruption:
             # This is called from ``__del__``, out of which nothing can be raised.
             self.break_in_del = Break("the cleaning up of a dropped generator cannot be captured", "call its close()")

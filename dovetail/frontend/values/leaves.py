@@ -66,7 +66,7 @@ def is_impostor(value: object) -> bool:
     if kind in LEAF_TYPES or kind is torch.Tensor or issubclass(kind, torch.nn.Module):
         return False
     try:
-        return value.__class__ is not kind
+        return value.__class__ not in (kind, types.GeneratorType)  # No C++ reads generators.
     except Exception:  # noqa: BLE001  (any error of the object's own __class__ says enough)
         return True
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import operator
+import os
 import types
 from typing import Any
 
@@ -18,10 +19,33 @@ from dovetail.frontend.values.values import Values
 from dovetail.rules.sizes.number_tensors import number_of
 from dovetail.torch_private import sizes as private_sizes
 
+# What these must be answered with. Numbers that are a hash may be other ones.
+_ANSWERS: dict[Any, Any] = {
+    int: int,
+    float: float,
+    complex: complex,
+    bytes: bytes,
+    hash: (),
+    format: str,
+    os.fspath: (str, bytes),
+}
+
+
+def as_answered(function: Any, method_name: str, owner: Any, answer: Any) -> Any:
+    """What a builtin function makes of the answer of an ``owner``'s own method: an answer of a wrong type is Python's error."""
+    wanted = _ANSWERS.get(function, object)
+    if (
+        type(answer) is wanted
+        or (isinstance(answer, wanted) and function is not int)
+        or private_sizes.is_symbolic(answer)
+    ):
+        return answer
+    return function(type(type(owner).__name__, (), {method_name: lambda *_: answer})())
+
 
 def _conversion(function: Any, method_name: str) -> Any:
     def handler(interpreter: TracingInterpreter, args: Arguments, kwargs: Keywords) -> Any:
-        if function is pow and len(args) == 2:
+        if function is pow and len(args) == 2 and not kwargs:
             return interpreter.operate(operator.pow, *args)
         if args:
             value = args[0]
@@ -45,7 +69,8 @@ def _conversion(function: Any, method_name: str) -> Any:
             else:
                 method = python_method(value, method_name)
                 if method is not None:
-                    return interpreter.call(types.MethodType(method, value), args[1:], kwargs)
+                    answer = interpreter.call(types.MethodType(method, value), args[1:], kwargs)
+                    return as_answered(function, method_name, value, answer)
                 if function is hash:
                     guard_key(interpreter.values, value, is_old=True)
                     _refuse_new(interpreter.values, value)

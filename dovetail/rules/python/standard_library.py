@@ -20,11 +20,12 @@ from dovetail.frontend.code.frame import Break
 from dovetail.frontend.interpreter.builtin_rules import own_check
 from dovetail.frontend.interpreter.callbacks import callback_codes, watched
 from dovetail.frontend.interpreter.containers import HASHING
-from dovetail.frontend.interpreter.generator import shown_type
+from dovetail.frontend.interpreter.lookup import python_method
 from dovetail.frontend.interpreter.opaque import guard_deep
 from dovetail.frontend.protocol import TracingInterpreter
 from dovetail.frontend.rules import Arguments, Keywords, rule
 from dovetail.guards import Answers
+from dovetail.rules.python.conversions import as_answered
 
 
 def _call(function: Any, *args: Any, **kwargs: Any) -> Any:
@@ -98,13 +99,10 @@ def _asked_of_logger(interpreter: TracingInterpreter, function: Any, logger: log
 
 @rule(os.fspath)
 def _fspath(interpreter: TracingInterpreter, args: Arguments, kwargs: Keywords) -> Any:
-    is_plain = isinstance(args[0], (str, bytes))
-    return args[0] if is_plain else interpreter.call(interpreter.load_attribute(args[0], "__fspath__"), (), {})
-
-
-@rule(inspect.isgenerator)
-def _is_generator(interpreter: TracingInterpreter, args: Arguments, kwargs: Keywords) -> bool:
-    return issubclass(shown_type(args[0]), types.GeneratorType)
+    method = python_method(args[0], "__fspath__") if len(args) == 1 and not kwargs else None
+    if method is None:
+        return interpreter.call_native(os.fspath, args, kwargs)
+    return as_answered(os.fspath, "__fspath__", args[0], interpreter.call(types.MethodType(method, args[0]), (), {}))
 
 
 @rule(typing.cast)

@@ -15,6 +15,7 @@ from dovetail.frontend.interpreter.opaque import check_shown
 from dovetail.frontend.protocol import TracingInterpreter
 from dovetail.frontend.rules import Arguments, Keywords, method_rule, operator_rule, rule
 from dovetail.frontend.values.leaves import is_leaf_value, plain_numbers
+from dovetail.rules.python.conversions import as_answered
 from dovetail.torch_private import sizes as private_sizes
 
 BRACKETS: dict[type, tuple[str, str]] = {
@@ -141,7 +142,8 @@ def _format(interpreter: TracingInterpreter, args: Arguments, kwargs: Keywords) 
     value, specification = plain_numbers(args[0]), (args[1] if len(args) > 1 else "")
     method = _own_method(value, "__format__")
     if method is not None:
-        return str(interpreter.call(types.MethodType(method, value), (specification,), {}))
+        found = interpreter.call(types.MethodType(method, value), (specification,), {})
+        return str(as_answered(format, "__format__", value, found))
     if isinstance(value, torch.Tensor) or class_attribute(type(value), "__format__")[1] is object:
         if specification and not isinstance(value, torch.Tensor):
             raise TypeError(f"unsupported format string passed to {type(value).__name__}.__format__")

@@ -13,10 +13,11 @@ from dovetail.frontend.protocol import TracingInterpreter
 from dovetail.frontend.rules import Arguments, CallRule, Keywords, rule
 
 _COUNTS: dict[Any, tuple[float, float]] = {
-    **dict.fromkeys((len, callable, repr, id), (1, 1)),
+    **dict.fromkeys((len, callable, repr, id, ascii, hash, reversed), (1, 1)),
     **dict.fromkeys((isinstance, issubclass, hasattr, delattr), (2, 2)),
-    **dict.fromkeys((iter, next), (1, 2)),
-    **dict.fromkeys((bool, list, tuple), (0, 1)),
+    **dict.fromkeys((iter, next, format), (1, 2)),
+    **dict.fromkeys((bool, list, tuple, set, frozenset), (0, 1)),
+    divmod: (2, 2),
     getattr: (2, 3),
     setattr: (3, 3),
     type: (1, 3),
@@ -28,9 +29,18 @@ _COUNTS: dict[Any, tuple[float, float]] = {
 def _check(known: CallRule, function: Any, interpreter: TracingInterpreter, args: Arguments, kwargs: Keywords) -> Any:
     """The call by the ``known`` rule, if the function takes so many arguments."""
     least, most = _COUNTS[function]
-    if (kwargs and (function is not type or len(args) < most)) or not least <= len(args) <= most:
+    is_wrong = (kwargs and (function is not type or len(args) < most)) or not least <= len(args) <= most
+    if is_wrong or (function in (getattr, hasattr) and not isinstance(args[1], str)) or _is_no_call(function, args):
         return function(*args, **kwargs)  # raises
-    return known(interpreter, args, kwargs)
+    found = known(interpreter, args, kwargs)
+    if function is iter and not hasattr(type(found), "__next__"):
+        raise TypeError(f"iter() returned non-iterator of type {type(found).__name__!r}")
+    return found
+
+
+def _is_no_call(function: Any, args: Arguments) -> bool:
+    """Whether ``iter`` is to call until a value comes what cannot be called."""
+    return function is iter and len(args) == 2 and not callable(args[0])
 
 
 for _function in _COUNTS:

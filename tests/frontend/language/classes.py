@@ -9,6 +9,7 @@ import dataclasses
 import enum
 import functools
 import itertools
+import os
 import typing
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -662,3 +663,32 @@ def descriptors_with_one_half(x: Any) -> Any:
     DESCRIBED.__dict__["field"] = 1
     DESCRIBED.field = 10
     return new.field + 1, new.fixed, new.__dict__["fixed"], new, DESCRIBED.field, DESCRIBED.fixed
+
+
+class Answers:
+    """Its own methods answer with what it was given."""
+
+    def __init__(self, answer: Any) -> None:
+        self.answer = answer
+
+    def __int__(self) -> Any:
+        return self.answer
+
+    __float__ = __complex__ = __bytes__ = __hash__ = __iter__ = __fspath__ = __int__  # type: ignore[assignment]
+
+    def __format__(self, specification: str) -> Any:
+        return self.answer
+
+
+@case
+def answers_of_own_methods(x: Any) -> Any:
+    """What builtin functions make of them: hashes are folded into a word, wrong types are errors."""
+    found: list[Any] = [x]
+    for function in (int, float, complex, bytes, hash, iter, os.fspath, format, lambda item: f"{item}"):
+        for answer in (3, -1, 2**70, 2.5, 2j, b"b", "text", None, [1]):
+            try:
+                made = function(Answers(answer))
+                found.append(made if function is not iter else list(made))
+            except TypeError as error:
+                found.append(str(error))
+    return found

@@ -343,6 +343,15 @@ def wrong_arguments(x: Any) -> Any:
         "list": lambda: list([1], [2]),  # type: ignore[call-arg]
         "append": lambda: [].append(1, index=0),  # type: ignore[call-arg]
         "callable": lambda: callable(obj=x),  # type: ignore[call-arg]
+        "ascii": lambda: ascii("a", "b"),  # type: ignore[call-arg]
+        "hash": lambda: hash("a", "b"),  # type: ignore[call-arg]
+        "set": lambda: set([1], [2]),  # type: ignore[call-arg]
+        "frozenset": lambda: frozenset(iterable=[1]),  # type: ignore[call-arg]
+        "format": lambda: format(1, format_spec="d"),  # type: ignore[call-arg]
+        "pow": lambda: pow(2, 3, modulo=5),  # type: ignore[call-overload]
+        "iter, two": lambda: iter([1], 2),  # type: ignore[call-overload]
+        "getattr, no name": lambda: getattr(x, 1, 3),  # type: ignore[call-overload]
+        "hasattr, no name": lambda: hasattr(x, None),  # type: ignore[arg-type]
         "vars": lambda: vars(3),
         "an empty iterator": lambda: next(iter(())),
     }

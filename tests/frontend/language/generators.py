@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import contextlib
+import inspect
+import types
 from collections.abc import Iterator
 from typing import Any
 
@@ -378,3 +380,20 @@ def not_a_context_manager(x: Any) -> Any:
         except TypeError as error:
             seen.append("context manager protocol" in str(error))
     return x, seen
+
+
+@case
+def generators_are_generators(x: Any) -> Any:
+    def counted(count: int) -> Iterator[Any]:
+        for index in range(count):
+            yield x * index
+
+    new, begun, ended = counted(3), counted(2), counted(0)
+    next(begun)
+    list(ended)
+
+    def told(made: Any) -> Any:
+        kinds = isinstance(made, types.GeneratorType), isinstance(made, Iterator), isinstance(made, list)
+        return kinds, made.__name__, made.__qualname__, inspect.getgeneratorstate(made), made.gi_frame is None
+
+    return [told(made) for made in (new, begun, ended)], inspect.isgenerator(new)
