@@ -16,7 +16,7 @@ from typing import Any
 import torch
 
 from dovetail.aot.descriptors import BufferInput, ParamInput
-from dovetail.aot.nodes import SAVE, memory_of, must_stay, tensor_of
+from dovetail.aot.nodes import SAVE, must_stay, tensor_of
 from dovetail.errors import GraphInvalidError
 from dovetail.torch_private import sizes as private_sizes
 
@@ -56,20 +56,7 @@ def _is_cheap(node: torch.fx.Node) -> bool:
         return not must_stay(node)
     if node.op == "get_attr" or node.target is operator.getitem:
         return True
-    return node.op == "call_function" and not must_stay(node) and _by_elements(node) and not _keeps_an_input(node)
-
-
-def _keeps_an_input(node: torch.fx.Node) -> bool:
-    """Whether it copies an input that is no parameter: the program may write to that before the backward, as to a queue of keys."""
-    if node.target is not torch.ops.aten.clone.default:
-        return False
-    at: Any = node.args[0]
-    while at.op == "call_function" and memory_of(at) is not None:
-        viewed = [item for item in at.all_input_nodes if memory_of(item) == memory_of(at)]
-        if not viewed:
-            return False
-        at = viewed[0]
-    return at.op == "placeholder" and not isinstance(at.meta.get("desc"), ParamInput)
+    return node.op == "call_function" and not must_stay(node) and _by_elements(node)
 
 
 def is_fused(node: torch.fx.Node) -> bool:

@@ -32,7 +32,8 @@ def saved_by(
     """What is saved by a strategy, within a budget if there is one. ``"save_all"`` computes nothing twice without one.
 
     Nothing is computed again from the inputs ``written``, which after the call hold other values, nor from results, to which
-    the program may write without autograd's knowledge.
+    the program may write without autograd's knowledge. Without a budget, nothing is from buffers and data that eager does not
+    keep: the program may write to those before the backward, as to a queue of keys.
 
     The choice raises :class:`OptionError` for a budget that cannot be kept.
     """
@@ -40,7 +41,12 @@ def saved_by(
     def choose(split: Split) -> Saved:
         if not split.has_backward:
             return Saved((), None if memory_budget is None else lambda saved, again: MemoryReport(0, 0, 0, 0, 0))
-        _save_what_reads(split, split.handed_out.union(memory_of(split.primals[index]) for index in written) - {None})
+        changing = {memory_of(split.primals[index]) for index in written} | split.handed_out
+        if memory_budget is None and strategy == "minimum_cut":
+            given = [node for node, gradient in zip(split.primals, split.gradients, strict=True) if gradient is None]
+            data = [node for node in given if not isinstance(node.meta.get("desc"), ParamInput)]
+            changing |= set(map(memory_of, data)) - set(map(memory_of, split.read))
+        _save_what_reads(split, changing - {None})
         saved = as_saved(split.read if strategy == "save_all" else minimum_cut(split.read, reused=split.reused))
         if memory_budget is None:
             return Saved(saved)

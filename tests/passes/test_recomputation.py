@@ -149,10 +149,29 @@ def _of_a_copy_of_a_view(features: torch.Tensor, queue: torch.Tensor) -> torch.T
     return features.exp() @ queue[1:].clone()[:, :2] + queue[0].clone().sin().sum()
 
 
-@pytest.mark.parametrize("program", [_of_a_copy, _of_a_view_of_a_copy, _of_a_copy_of_a_view])
+def _of_a_product(features: torch.Tensor, queue: torch.Tensor) -> torch.Tensor:
+    return features.exp() @ (queue * 2).tanh()
+
+
+def _of_functions_of_a_view(features: torch.Tensor, queue: torch.Tensor) -> torch.Tensor:
+    return features.exp() * queue.t()[0].cos() + torch.where(queue[:2] > 0, features, features.sin())
+
+
+def _of_what_is_kept_and_more(features: torch.Tensor, queue: torch.Tensor) -> torch.Tensor:
+    other = queue.sign().abs().add(0.5)
+    return (features * other[:2]).exp() * other[0].sqrt()
+
+
+@pytest.mark.parametrize(
+    "program",
+    [
+        *(_of_a_copy, _of_a_view_of_a_copy, _of_a_copy_of_a_view),
+        *(_of_a_product, _of_functions_of_a_view, _of_what_is_kept_and_more),
+    ],
+)
 @pytest.mark.parametrize("backend", ["aten", "inductor"])
-def test_a_copy_that_the_program_takes_is_kept_where_its_origin_is_written(backend: str, program: Any) -> None:
-    """The program copies so that it may write before the backward, which a copy taken anew there would refuse."""
+def test_what_is_made_of_data_is_kept_where_the_data_is_written(backend: str, program: Any) -> None:
+    """Eager does not keep the data itself, so the program may write to it before the backward."""
     rows = 4 if program is _of_a_copy_of_a_view else 3
     compiled = dovetail.compile(program, backend=backend, fullgraph=True, tiers="wait")
     gradients = []

@@ -23,10 +23,13 @@ class InterpretedGenerator(collections.abc.Generator[Any, Any, Any]):
     __class__ = types.GeneratorType  # type: ignore[assignment]
     gi_running = property(lambda self: self._running)
     gi_suspended = property(lambda self: self._started and self._frame is not None and not self._running)
+    # Variables that nothing reads any more may be gone, so it does not show them.
     gi_frame = property(lambda self: self._frame and types.SimpleNamespace(f_code=self._frame.code))
+    gi_yieldfrom = property(lambda self: self._frame and self._delegate(self._frame))
 
     def __init__(self, interpreter: FrameRunner, frame: Frame | None, started: bool = False) -> None:
         self._interpreter = interpreter
+        self.gi_code = frame and frame.code
         self.__name__, self.__qualname__ = (frame.code.co_name, frame.code.co_qualname) if frame else ("generator",) * 2
         self._frame: Frame | None = frame
         self._started = started
@@ -34,6 +37,9 @@ class InterpretedGenerator(collections.abc.Generator[Any, Any, Any]):
 
     def __repr__(self) -> str:
         return f"<generator object {self.__qualname__} at {id(self):#x}>"
+
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        raise TypeError("cannot pickle 'generator' object")
 
     def send(self, value: Any) -> Any:
         """Go on with ``value`` as the result of the yield."""

@@ -19,26 +19,13 @@ from dovetail.frontend.values.values import Values
 from dovetail.rules.sizes.number_tensors import number_of
 from dovetail.torch_private import sizes as private_sizes
 
-# What these must be answered with. Numbers that are a hash may be other ones.
-_ANSWERS: dict[Any, Any] = {
-    int: int,
-    float: float,
-    complex: complex,
-    bytes: bytes,
-    hash: (),
-    format: str,
-    os.fspath: (str, bytes),
-}
+# What these are best answered with. Python makes a word of the number that a hash is.
+_ANSWERS = {int: int, float: float, complex: complex, bytes: bytes, hash: None, format: str, os.fspath: str}
 
 
 def as_answered(function: Any, method_name: str, owner: Any, answer: Any) -> Any:
     """What a builtin function makes of the answer of an ``owner``'s own method: an answer of a wrong type is Python's error."""
-    wanted = _ANSWERS.get(function, object)
-    if (
-        type(answer) is wanted
-        or (isinstance(answer, wanted) and function is not int)
-        or private_sizes.is_symbolic(answer)
-    ):
+    if function not in _ANSWERS or type(answer) is _ANSWERS[function] or private_sizes.is_symbolic(answer):
         return answer
     return function(type(type(owner).__name__, (), {method_name: lambda *_: answer})())
 

@@ -101,7 +101,7 @@ def _asked_of_logger(interpreter: TracingInterpreter, function: Any, logger: log
 def _fspath(interpreter: TracingInterpreter, args: Arguments, kwargs: Keywords) -> Any:
     method = python_method(args[0], "__fspath__") if len(args) == 1 and not kwargs else None
     if method is None:
-        return interpreter.call_native(os.fspath, args, kwargs)
+        return os.fspath(*args, **kwargs)
     return as_answered(os.fspath, "__fspath__", args[0], interpreter.call(types.MethodType(method, args[0]), (), {}))
 
 
