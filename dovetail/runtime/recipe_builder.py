@@ -106,9 +106,12 @@ def _make_partial(function: Any, args: tuple[Any, ...], keywords: dict[str, Any]
     return functools.partial(function, *args, **keywords)
 
 
+@functools.cache
 def _members(kind: type) -> tuple[str, ...]:
-    """Attributes of exceptions about a missing name, attribute or module, which are not in their ``__dict__``."""
-    return ("name", "path", "name_from") if issubclass(kind, (AttributeError, NameError, ImportError)) else ()
+    """What native exceptions hold beside their ``__dict__`` (``StopIteration.value``), but for an object that lacks an attribute."""
+    native = (base for base in kind.__mro__ if base.__module__ == "builtins" and base is not BaseExceptionGroup)
+    found = [name for base in native for name, item in vars(base).items() if hasattr(type(item), "__set__")]
+    return tuple(name for name in found if name[:2] != "__" and name != "obj")
 
 
 def _fill_exception(error: Any, attributes: Mapping[str, Any], *chain: Any) -> None:

@@ -54,7 +54,16 @@ class InterpretedGenerator(collections.abc.Generator[Any, Any, Any]):
 
     def throw(self, kind: Any, value: Any = None, traceback: Any = None) -> Any:
         """Raise an exception at the yield."""
-        error = kind if isinstance(kind, BaseException) else (value if value is not None else kind())
+        error = kind
+        if not isinstance(kind, BaseException) or value is not None:
+            # A generator that has not begun raises what it is given, as Python takes it, and is then done.
+            thrower = (item for item in ())
+            try:
+                thrower.throw(kind, *[item for item in (value, traceback) if item is not None])
+            except BaseException as thrown:
+                if thrower.gi_frame is not None:
+                    raise
+                error = thrown
         frame = self._frame
         if frame is None:
             raise error

@@ -1,0 +1,39 @@
+"""``p.data = value``: nothing where the value is the tensor's own memory, as in ``p.data -= update``; else the graph breaks."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from dovetail.frontend.code.frame import Break, Frame
+from dovetail.frontend.protocol import TracingInterpreter
+from dovetail.frontend.rules import setter_rule
+from dovetail.torch_private import calls as private_calls
+
+
+@setter_rule("data")
+def _set_data(interpreter: TracingInterpreter, target: torch.Tensor, value: Any) -> None:
+    with interpreter.trace.recorder.paused(), private_calls.no_torch_function():
+        if isinstance(value, torch.Tensor) and _place(value) == _place(target):
+            return
+    stop = Break(".data of a tensor is set", "set it outside of the compiled function")
+    if len(interpreter.frames) > 1 and all(frame.direct for frame in interpreter.frames):
+        frame = interpreter.frames[-1]
+        # One break around an update of many weights, not one for each: the function is called for real.
+        if _is_in_loop(frame) and "backward" not in frame.code.co_names:
+            stop.steps = tuple(outer.step for outer in interpreter.frames[:-1])
+    raise stop
+
+
+def _place(tensor: torch.Tensor) -> tuple[Any, ...]:
+    """Where a strided tensor lies, and how what lies there is read; another's place is never that of a tensor of no such kind."""
+    if tensor.layout != torch.strided:
+        return (id(tensor),)
+    shape = tuple(tensor.shape), tensor.stride(), tensor.storage_offset()
+    return tensor.untyped_storage()._cdata, *shape, tensor.dtype, tensor.is_conj(), tensor.is_neg()
+
+
+def _is_in_loop(frame: Frame) -> bool:
+    jumps = (item for item in frame.decoded.instructions[frame.position :] if item.opname.startswith("JUMP_BACKWARD"))
+    return any(frame.decoded.index_of[item.argval] <= frame.position for item in jumps)
