@@ -95,10 +95,7 @@ def kept_anyway(graph: torch.fx.Graph) -> frozenset[int]:
 
 
 def memory_kept_by(node: torch.fx.Node, free: frozenset[int]) -> tuple[int, int] | None:
-    """The key of the memory that a saved node keeps alive, and its bytes; None where saving it costs nothing.
-
-    ``free`` is the memory that costs nothing (:func:`kept_anyway`).
-    """
+    """The memory that a saved node keeps alive, by its key, and its bytes; None where that is ``free`` (:func:`kept_anyway`)."""
     value, key = tensor_of(node), memory_of(node)
     if value is None or key is None or key in free:
         return None

@@ -31,10 +31,7 @@ def find_dependencies(
     returned: Sequence[torch.Tensor],
     inputs: Sequence[TracedInput],
 ) -> tuple[OutputDependency, ...]:
-    """Which graph outputs were computed from what is handed out, in an order in which the runtime can make them.
-
-    Raises :class:`CaptureError` where there is no such order.
-    """
+    """Which graph outputs were computed from what is handed out, in an order in which they can be made (or CaptureError)."""
     # For each edge that is seen outside: the result or input there, and the graph output that it is made from.
     results: dict[Edge, tuple[int, int | None]] = {}
     written: dict[Edge, tuple[int, int | None]] = {}

@@ -44,10 +44,7 @@ class DescribedOutputs:
 
 
 def describe_outputs(trace: Trace, result: CaptureResult) -> DescribedOutputs:
-    """Relate the returned tensors to inputs and to each other, and find the inputs that were written to.
-
-    Raises :class:`CaptureError` for an aliasing that cannot be kept.
-    """
+    """Relate the returned tensors to inputs and to each other, and find written inputs. Raises :class:`CaptureError`."""
     found = _Description(trace, result.outputs)
     outputs = tuple(found.relate(position, value) for position, value in enumerate(result.outputs))
     written = _written_inputs(trace)

@@ -177,10 +177,7 @@ class GuardSet:
         self._call_shape = (positional, tuple(keywords))
 
     def freeze(self) -> FrozenGuards:
-        """The guards as data. Call it outside of the trace.
-
-        The set then lets go of its tensors and takes no more guards.
-        """
+        """The guards as data, made outside of the trace. The set then lets go of its tensors and takes no more guards."""
         if self._frozen is None:
             positional, keywords = self._call_shape or (None, None)
             bulk = argument_bulk = None

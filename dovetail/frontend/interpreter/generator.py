@@ -57,7 +57,7 @@ class InterpretedGenerator(collections.abc.Generator[Any, Any, Any]):
         error = kind
         if not isinstance(kind, BaseException) or value is not None:
             # A generator that has not begun raises what it is given, as Python takes it, and is then done.
-            thrower = (item for item in ())
+            thrower: Any = (None for _ in ())
             try:
                 thrower.throw(kind, *[item for item in (value, traceback) if item is not None])
             except BaseException as thrown:

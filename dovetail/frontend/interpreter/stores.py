@@ -55,9 +55,6 @@ class Stores(LookupGuards):
         return is_own and not self.needs_no_guard(target) and type(target).__setattr__ is type.__setattr__
 
     def _store_tensor_attribute(self, target: torch.Tensor, name: str, value: Any) -> None:
-        if name == "data" and value is target:
-            # Module.to does so where nothing is to be moved.
-            return
         handler = setter_rule.get(name)
         if handler is not None and handler(self, target, value) is not NotImplemented:
             return

@@ -14,10 +14,7 @@ _TABLES = ("_parameters", "_buffers", "_modules")
 
 
 def walk_tables(source: Source) -> tuple[Source | None, list[str], str]:
-    """Where a path through tables of modules starts, the names along it, and the last table's name.
-
-    The start is None for a source that has no root.
-    """
+    """Where a path through tables of modules starts (None: it has no root), the names along it, and the last table's name."""
     names: list[str] = []
     step: Source | None = source
     kind = ""

@@ -41,13 +41,31 @@ def source_case(since: tuple[int, int], text: str, breaks: str | None = None) ->
     case(function, breaks=breaks)
 
 
+#: What native exceptions hold beside their arguments.
+_HELD = (
+    "value",
+    "code",
+    "errno",
+    "strerror",
+    "filename",
+    "filename2",
+    "encoding",
+    "start",
+    "reason",
+    "lineno",
+    "text",
+    "path",
+)
+
+
 def plain(value: Any) -> Any:
     """A result as something that can be compared: exceptions by type, text and chain; objects by class name and attributes."""
     if isinstance(value, BaseExceptionGroup):
         return (type(value).__name__, value.message, [plain(item) for item in value.exceptions])
     if isinstance(value, BaseException):
         chain = (plain(value.__cause__), plain(value.__context__), value.__suppress_context__)
-        return (type(value).__name__, [plain(item) for item in value.args], chain)
+        held = [(name, plain(getattr(value, name))) for name in _HELD if hasattr(value, name)]
+        return (type(value).__name__, [plain(item) for item in value.args], chain, held)
     if isinstance(value, dict):
         return {key: plain(item) for key, item in value.items()}
     if isinstance(value, (list, tuple)):

@@ -362,3 +362,28 @@ def wrong_arguments(x: Any) -> Any:
         except (TypeError, StopIteration) as error:
             found[name] = (type(error).__name__, *error.args)
     return x, found
+
+
+class OwnSystemError(OSError):
+    def __init__(self, wanted: str) -> None:
+        super().__init__(2, "not there", wanted)
+        self.wanted = wanted
+
+
+@case
+def native_exceptions_leave(x: Any) -> Any:
+    """What they hold beside their arguments leaves with them."""
+
+    def answering() -> Any:
+        return (yield 1)
+
+    generator = answering()
+    next(generator)
+    made: list[BaseException] = [StopIteration(3, 4), SystemExit(2), FileNotFoundError(2, "a", "b", None, "c")]
+    made += [UnicodeDecodeError("utf8", b"ab", 0, 1, "why"), SyntaxError("a", ("file", 1, 2, "text"))]
+    made += [ImportError("a", name="b", path="c"), KeyError(1), OwnSystemError("file"), StopIteration()]
+    try:
+        generator.send((x, 2))
+    except StopIteration as stop:
+        made.append(stop)
+    return made

@@ -397,3 +397,34 @@ def generators_are_generators(x: Any) -> Any:
         return kinds, made.__name__, made.__qualname__, inspect.getgeneratorstate(made), made.gi_frame is None
 
     return [told(made) for made in (new, begun, ended)], inspect.isgenerator(new)
+
+
+class NoException(Exception):  # noqa: N818
+    def __new__(cls, *args: Any) -> Any:
+        return cls
+
+
+@case
+def what_is_thrown_into_generators(x: Any) -> Any:
+    """Classes, instances, and a class with its value, and what is none of these."""
+
+    def caught() -> Iterator[Any]:
+        try:
+            yield x
+        except Exception as error:  # noqa: BLE001
+            yield type(error).__name__, str(error)
+
+    thrown: list[tuple[Any, ...]] = [(ValueError,), (ValueError("a"),), (ValueError, "a"), (OSError, (2, "b"))]
+    thrown += [(ValueError, KeyError(1)), (KeyError, KeyError(1)), (NoException,), (5,), (int,), (ValueError("a"), 3)]
+    seen: list[Any] = []
+    for args in thrown:
+        for begins in (False, True):
+            made: Any = caught()
+            if begins:
+                next(made)
+            try:
+                seen.append(made.throw(*args))
+            except Exception as error:  # noqa: BLE001
+                seen.append((type(error).__name__, str(error)))
+            seen.append(next(made, "ended"))
+    return seen
