@@ -1,4 +1,4 @@
-"""``torch.cond`` on data is one node of the graph; other control flow of torch's breaks it.
+"""``torch.cond`` on data is one node of the graph; ``flex_attention`` breaks it.
 
 Both functions of a ``cond`` are interpreted once: the torch calls that they make are programs of the tensors that they use, from
 closures and modules too, and one node runs the one or the other for real, with eager's derivatives. What torch
@@ -7,15 +7,17 @@ itself refuses (functions that write, views, results that differ) breaks the gra
 
 from __future__ import annotations
 
+import functools
 import operator
 import types
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
 
+from dovetail.errors import Interruption
 from dovetail.frontend.code.frame import Break
 from dovetail.frontend.code.points import is_bound
 from dovetail.frontend.protocol import TracingInterpreter
@@ -26,22 +28,24 @@ from dovetail.torch_private import sizes as private_sizes
 from dovetail.torch_private import tensors as private_tensors
 from dovetail.torch_private import trees as private_trees
 from dovetail.trace.program import NumberSlot, Program, ProgramCall, Slot
+from dovetail.trace.settings import CaptureSettings, Retry
 from dovetail.whole_calls.whole import Whole, call_whole
 
-_ADVICE = "compute both sides and use torch.where, or call it outside of the compiled function"
+ADVICE = "compute both sides and use torch.where, or call it outside of the compiled function"
 
 
 # --- what a function of the program does ------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
-class _Traced:
+class Traced:
     """One function, interpreted once: its torch calls, the numbers of the tensors that it is given, and its results."""
 
     calls: tuple[ProgramCall, ...]
     given: tuple[int, ...]
     results: list[Any]
     spec: Any
+    may_not_end: bool
 
 
 def slots_of(value: Any) -> list[Any]:
@@ -64,14 +68,14 @@ def _state(function: Any) -> list[list[Any]]:
     waiting = [function]
     while waiting:
         value = waiting.pop()
-        if id(value) in seen or is_leaf_value(value) or isinstance(value, (torch.Tensor, type, types.ModuleType)):
+        if id(value) in seen or is_leaf_value(value) or private_sizes.is_symbolic(value):
+            continue
+        if isinstance(value, (torch.Tensor, type, types.ModuleType)):
             continue
         seen.add(id(value))
         held: list[Any]
         if len(seen) > _MOST_OBJECTS:
-            raise Break(
-                "a function of torch's control flow closes over too many objects to see what it writes", _ADVICE
-            )
+            raise Break("a function of torch's control flow closes over too many objects to see what it writes", ADVICE)
         if isinstance(value, types.FunctionType):
             held = [value.__defaults__, value.__kwdefaults__, *(value.__closure__ or ())]
         elif isinstance(value, types.CellType):
@@ -82,6 +86,8 @@ def _state(function: Any) -> list[list[Any]]:
             held = list(value)
         elif isinstance(value, types.MethodType):
             held = [value.__func__, value.__self__]
+        elif isinstance(value, functools.partial):
+            held = [value.func, *value.args, *value.keywords.values(), value.__dict__]
         else:
             held = [getattr(value, "__dict__", None)]
         found.append([value, *held])
@@ -96,6 +102,13 @@ def _is_same(one: list[list[Any]], other: list[list[Any]]) -> bool:
     )
 
 
+def without_symbols(interpreter: TracingInterpreter, reason: str) -> Interruption:
+    """What to raise where a size or number is symbolic: the call is captured for its own sizes."""
+    if interpreter.trace.settings.shapes.has_symbols:
+        return Retry(reason, change=CaptureSettings.with_fewer_symbols)
+    return Break(reason, ADVICE)
+
+
 def _interpret(interpreter: TracingInterpreter, name: str, function: Any, operands: Sequence[Any]) -> Any:
     """The results of a function that does nothing but compute; raises :class:`Break` for others."""
     trace = interpreter.trace
@@ -107,26 +120,30 @@ def _interpret(interpreter: TracingInterpreter, name: str, function: Any, operan
     after = [private_tensors.version_of(recorder.tensors[number]) for number in range(marker)]
     is_written = before != after or any(private_tensors.is_written(item.value) for item in trace.inputs[inputs:])
     if is_written or writes != interpreter.effects.writes or not _is_same(state, _state(function)):
-        raise Break(f"a function that {name} is given writes to what exists outside of it", _ADVICE)
+        raise Break(f"a function that {name} is given writes to what exists outside of it", ADVICE)
     impure = any(node.is_impure() for node in list(trace.graph.nodes)[nodes:] if node.op == "call_function")
     if impure or symbols != trace.data_symbols():
-        raise Break(f"a function that {name} is given asks for data, or draws random numbers", _ADVICE)
+        raise Break(f"a function that {name} is given asks for data, or draws random numbers", ADVICE)
     leaves = private_trees.tree_flatten(result)[0]
     taken = {id(item) for item in operands} | {
         recorder.tensors[number].untyped_storage()._cdata for number in range(marker)
     }
     stored = [item.untyped_storage()._cdata for item in leaves if isinstance(item, torch.Tensor)]
     if len(stored) < len(leaves) or len({*stored}) < len(stored) or taken & {*stored}:
-        raise Break(f"a function that {name} is given returns something else than new tensors", _ADVICE)
+        raise Break(f"a function that {name} is given returns something else than new tensors", ADVICE)
     if any(map(private_sizes.has_symbols, leaves)):
-        raise Break(f"{name} has results of symbolic sizes", _ADVICE)
+        raise without_symbols(interpreter, f"{name} has results of symbolic sizes")
     return result
 
 
-def _trace_branch(interpreter: TracingInterpreter, function: Any, operands: Sequence[Any]) -> _Traced:
+def trace_branch(interpreter: TracingInterpreter, name: str, function: Any, operands: Sequence[Any]) -> Traced:
+    """Interpret one of the functions that ``name`` is given. Raises :class:`Break` for one that does more than to compute."""
     recorder = interpreter.trace.recorder
     start = len(recorder.calls)
-    results, spec = private_trees.tree_flatten(_interpret(interpreter, "torch.cond", function, operands))
+    results, spec = private_trees.tree_flatten(_interpret(interpreter, name, function, operands))
+    may_not_end = any(
+        getattr(getattr(call.function, "function", None), "may_not_end", False) for call in recorder.calls[start:]
+    )
     # Where they run for real, calls that are kept whole in the trace are plain calls.
     calls = tuple(
         replace(call, function=call.function.function) if isinstance(call.function, Whole) else call
@@ -138,14 +155,14 @@ def _trace_branch(interpreter: TracingInterpreter, function: Any, operands: Sequ
     for call in calls:
         slots = slots_of((call.args, dict(call.kwargs)))
         if any(isinstance(item, NumberSlot) for item in slots):
-            raise Break("a function that torch.cond is given uses a symbolic size", _ADVICE)
+            raise without_symbols(interpreter, f"a function that {name} is given uses a symbolic size")
         given.update(dict.fromkeys(item.number for item in slots if item.number not in made))
         made.update(call.results)
     if recorder.refusals:
-        raise Break(f"torch.cond cannot be one node: {recorder.refusals[0]}", _ADVICE)
+        raise Break(f"{name} cannot be one node: {recorder.refusals[0]}", ADVICE)
     if not all(recorder.number(item) in made for item in results):
-        raise Break("a function that torch.cond is given returns something else than new tensors", _ADVICE)
-    return _Traced(calls, tuple(given), results, spec)
+        raise Break(f"a function that {name} is given returns something else than new tensors", ADVICE)
+    return Traced(calls, tuple(given), results, spec, may_not_end)
 
 
 # --- cond -------------------------------------------------------------------------------------------------------------
@@ -174,16 +191,16 @@ class _Given(torch.autograd.Function):
         return tuple(item.new_empty_strided(like.shape, like.stride()).copy_(item.detach()) for item, like in pairs)
 
 
-def _conditional(interpreter: TracingInterpreter, branches: Sequence[_Traced], condition: torch.Tensor) -> Any:
+def _conditional(interpreter: TracingInterpreter, branches: Sequence[Traced], condition: torch.Tensor) -> Any:
     recorder = interpreter.trace.recorder
     first, second = branches
     if first.spec != second.spec or list(map(_facts, first.results)) != list(map(_facts, second.results)):
-        raise Break("the functions that torch.cond is given return different kinds of results", _ADVICE)
+        raise Break("the functions that torch.cond is given return different kinds of results", ADVICE)
     numbers = list(dict.fromkeys((*first.given, *second.given)))
     tensors = [recorder.tensors[number] for number in numbers]
     needs_gradient = torch.is_grad_enabled() and any(item.requires_grad for item in tensors)
     if needs_gradient and not all(item.requires_grad for item in first.results if item.is_floating_point()):
-        raise Break("a result of torch.cond has no gradient", _ADVICE)
+        raise Break("a result of torch.cond has no gradient", ADVICE)
     programs = [
         Program(tuple(numbers), item.calls, tuple(recorder.number(result) for result in item.results))
         for item in branches
@@ -207,24 +224,18 @@ def _cond(interpreter: TracingInterpreter, args: Arguments, kwargs: Keywords) ->
         return interpreter.call_guarded(torch.cond, args, kwargs)
     is_plain = isinstance(operands, (tuple, list)) and all(isinstance(item, torch.Tensor) for item in operands)
     if not is_plain or condition.numel() != 1 or not callable(given["true_fn"]) or not callable(given["false_fn"]):
-        raise Break("torch.cond is given something else than tensors and functions of them", _ADVICE)
-    branches = [_trace_branch(interpreter, given[name], operands) for name in ("true_fn", "false_fn")]
+        raise Break("torch.cond is given something else than tensors and functions of them", ADVICE)
+    branches = [trace_branch(interpreter, "torch.cond", given[name], operands) for name in ("true_fn", "false_fn")]
+    if any(item.may_not_end for item in branches):
+        raise Break("a function that torch.cond is given has a loop whose end depends on data", ADVICE)
     return interpreter.values.wrap(_conditional(interpreter, branches, condition))
 
 
-# --- others -----------------------------------------------------------------------------------------------------------
+# --- flex_attention ---------------------------------------------------------------------------------------------------
 
 
-def _break_at(function: Any, name: str) -> Callable[..., Any]:
-    @rule(function)
-    def refuse(interpreter: TracingInterpreter, args: Arguments, kwargs: Keywords) -> Any:
-        """Torch compiles the functions that it is given with torch.compile, which cannot read a trace of Dovetail's."""
-        advice = "write it with operators of torch, or call it outside of the compiled function"
-        raise Break(f"{name} compiles the functions that it is given with torch.compile", advice)
-
-    return refuse
-
-
-for _function, _name in private_libraries.control_flow().items():
-    if _function is not torch.cond:
-        _break_at(_function, _name)
+@rule(private_libraries.flex_attention())
+def _flex_attention(interpreter: TracingInterpreter, args: Arguments, kwargs: Keywords) -> Any:
+    """Torch compiles the functions that it is given with torch.compile, which cannot read a trace of Dovetail's."""
+    advice = "write it with operators of torch, or call it outside of the compiled function"
+    raise Break("flex_attention compiles the functions that it is given with torch.compile", advice)

@@ -1,4 +1,4 @@
-"""``torch.cond`` on data is a node of the graph; its kin break it. Gradients, closures and modules are as in eager."""
+"""``torch.cond`` on data is a node of the graph; ``flex_attention`` breaks it. Gradients, closures and modules are as in eager."""
 
 from __future__ import annotations
 
@@ -7,13 +7,11 @@ from typing import Any
 
 import pytest
 import torch
-from torch._higher_order_ops.map import map as mapped
-from torch._higher_order_ops.scan import scan
-from torch._higher_order_ops.while_loop import while_loop
+from torch.nn.attention.flex_attention import flex_attention
 from torch.utils._pytree import tree_leaves
 
 import dovetail
-from dovetail.errors import GraphBreakError, GraphBreakWarning
+from dovetail.errors import GraphBreakError
 from tests.differential import check_calls
 
 LINEAR = torch.nn.Linear(2, 2)
@@ -36,19 +34,6 @@ def inside_of_a_helper(x: torch.Tensor) -> Any:
         return torch.cond(pred=y.sum() > 0, true_fn=first, false_fn=torch.exp, operands=(y,))
 
     return choose(x * 2) * choose(x - 1)
-
-
-def a_loop(x: torch.Tensor) -> Any:
-    start = torch.zeros((), dtype=torch.int64)
-    return while_loop(lambda i, y: i < 3, lambda i, y: (i + 1, y * 2), (start, x.detach().sin()))[1] + x
-
-
-def a_scan(x: torch.Tensor) -> Any:
-    return scan(lambda carry, y: (carry + y, carry * y), x[0] * 1, x * 1, dim=0)
-
-
-def a_map(x: torch.Tensor) -> Any:
-    return mapped(lambda row: row.sin(), x * 1).sum()
 
 
 def _nested(x: torch.Tensor) -> Any:
@@ -247,20 +232,9 @@ def test_what_torch_may_refuse_is_left_to_it(name: str) -> None:
     assert outcomes(dovetail.compile(REFUSED[name], backend="aten")) == outcomes(REFUSED[name])
 
 
-PROGRAMS = [a_loop, a_scan, a_map]
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("program", PROGRAMS, ids=lambda item: item.__name__)
-def test_the_graph_breaks(program: Callable[..., Any]) -> None:
-    inputs = [(sign * torch.ones(2, 2)).requires_grad_() for sign in (1, -1, 1)]
-    with pytest.warns(GraphBreakWarning, match="compiles the functions that it is given with torch.compile"):
-        check_calls(program, [(x,) for x in inputs], backend="aten", fullgraph=False, exact="close")
-
-
 def test_one_graph_is_refused_in_words() -> None:
-    with pytest.raises(GraphBreakError, match="map compiles the functions .*\n.*mapped"):
-        dovetail.compile(a_map, backend="aten", fullgraph=True)(torch.ones(2, 2))
+    with pytest.raises(GraphBreakError, match="flex_attention compiles the functions .*\n.*flex_attention"):
+        dovetail.compile(lambda x: flex_attention(x, x, x), backend="aten", fullgraph=True)(torch.ones(1, 1, 2, 16))
     with pytest.raises(GraphBreakError, match="returns something else than new tensors(.*\n)*.*torch.where"):
         dovetail.compile(REFUSED["a view"], backend="aten", fullgraph=True)(torch.ones(2, 2))
 
