@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import os
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -12,6 +13,7 @@ from dovetail.aot.nodes import has_symbolic_sizes
 from dovetail.backends import lookup_backend
 from dovetail.face.loading import load_rules
 from dovetail.guards.ambient import without_autocast
+from dovetail.tiers.branches import Branch, can_branch, side_by_side
 from dovetail.tiers.choice import CACHES
 from dovetail.tiers.flat_graph import DecodedGraph, encode
 from dovetail.tiers.later import LaterGraph
@@ -19,7 +21,7 @@ from dovetail.tiers.sizes_elsewhere import SizesHere, SizesThere
 from dovetail.tiers.unportable import UnportableError
 from dovetail.torch_private import inductor_cache
 from dovetail.torch_private import state as private_state
-from dovetail.torch_private.inductor_kernels import compile_headers
+from dovetail.torch_private.inductor_kernels import compile_headers, trusting_compiler
 from dovetail.trace.shapes import RecordingShapeEnv
 
 _PLACE = f"{__name__}:compile_job"
@@ -47,9 +49,8 @@ def make_job(backend: str, graphs: Sequence[LaterGraph], environment: Any = None
 
 
 def prepare() -> None:
-    """Import what the first job needs, and have the compiler prepare what all kernels need."""
+    """Import what the first job needs."""
     inductor_cache.load_compiler()
-    compile_headers()
     load_rules()
 
 
@@ -62,10 +63,47 @@ def compile_job(job: dict[str, Any], said: Callable[[str], None]) -> None:
     torch.set_default_dtype(getattr(torch, job["dtype"].removeprefix("torch.")))
     if repr(private_state.kernel_flags()) != job["switches"]:
         raise UnportableError("switches of torch are not as they are in a new process")
+    with CACHES[job["backend"]].settings_from_data(job["settings"]), without_autocast():
+        if can_branch():
+            _compile_in_branches(job, said)
+        else:
+            _compile_graphs(job, said)
+
+
+def _compile_graphs(job: dict[str, Any], said: Callable[[str], None]) -> None:
     backend = lookup_backend(job["backend"])
     sizes = None if job["sizes"] is None else SizesThere(job["sizes"])
-    with CACHES[job["backend"]].settings_from_data(job["settings"]), without_autocast():
-        for number, data in enumerate(job["graphs"]):
-            said(f"graph {number + 1} of {len(job['graphs'])}")
-            decoded = DecodedGraph(data, sizes)
-            backend.compile(decoded.graph, decoded.examples, kind=decoded.kind, options=decoded.options)
+    for number, data in enumerate(job["graphs"]):
+        said(f"graph {number + 1} of {len(job['graphs'])}")
+        decoded = DecodedGraph(data, sizes)
+        backend.compile(decoded.graph, decoded.examples, kind=decoded.kind, options=decoded.options)
+
+
+def _compile_in_branches(job: dict[str, Any], said: Callable[[str], None]) -> None:
+    """Compile the graphs at the same time, on what is most likely of the compiler; where that fails, look at the compiler first."""
+    # What is found out about symbolic sizes in one graph holds for the next one.
+    parts = [job] if job["sizes"] is not None else [{**job, "graphs": [data]} for data in job["graphs"]]
+    compile_parts = [functools.partial(_compile_graphs, part, _silent) for part in parts]
+    with trusting_compiler():
+        errors = side_by_side(compile_parts, lambda count: said(f"{count} of {len(parts)} compiled"))
+    for compile_part, error in zip(compile_parts, errors, strict=True):
+        if isinstance(error, UnportableError):
+            raise error
+        if error is not None:
+            Branch(functools.partial(_trusting_nobody, compile_part)).wait()
+    _compile_headers_beside()
+
+
+def _trusting_nobody(compile_part: Callable[[], None]) -> None:
+    with trusting_compiler("nobody"):
+        compile_part()
+
+
+@functools.cache
+def _compile_headers_beside() -> None:
+    """Once in the life of this process, and without waiting: it takes longer than the kernels of one graph, and helps many."""
+    Branch(compile_headers, niceness=19).leave()
+
+
+def _silent(text: str) -> None:
+    """What a branch says of its graphs, of which there is one."""

@@ -21,6 +21,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from dovetail.tiers.branches import reason_of
 from dovetail.tiers.unportable import UnportableError
 
 #: Between two looks at the folder, and at the parent.
@@ -65,9 +66,7 @@ def _work(folder: Path, number: int) -> None:
         _function(job["place"])(job, said)
         answer = {"status": "compiled", "seconds": time.monotonic() - start}
     except Exception as error:  # noqa: BLE001  (whatever a compiler may raise)
-        status = "unfit" if isinstance(error, UnportableError) else "failed"
-        lines = [line for line in str(error).splitlines() if line.strip()] or [""]
-        answer = {"status": status, "reason": f"{type(error).__name__}: {lines[0][:300]}"}
+        answer = {"status": "unfit" if isinstance(error, UnportableError) else "failed", "reason": reason_of(error)}
     finally:
         if hasattr(signal, "alarm"):
             signal.alarm(0)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import sys
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
@@ -56,7 +57,8 @@ def inductor_compile(
         index for index in user_visible_outputs if isinstance(output.args[0][index], torch.fx.Node)
     ]
     settled = contextlib.ExitStack()
-    for block in (config.patch(settings), tracing(TracingContext(fake_mode)), V.set_fake_mode(fake_mode)):
+    known = (_rules_of_dtypes_made_once(), _strides_without_algebra())
+    for block in (*known, config.patch(settings), tracing(TracingContext(fake_mode)), V.set_fake_mode(fake_mode)):
         settled.enter_context(block)
     with settled, refusing_to_compile(), kernels_in_few_files():
         return compile_fx_inner(
@@ -179,6 +181,63 @@ def _with_attribute(owner: Any, name: str, value: Any) -> Iterator[None]:
         yield
     finally:
         setattr(owner, name, original)
+
+
+def _rules_of_dtypes_made_once() -> contextlib.AbstractContextManager[None]:
+    """In the block, the table of the dtypes of operators is made anew only when rules were registered, not at each operator that is
+    generated (3 % of Inductor's time; since torch 2.15 it does so itself).
+    """
+    from torch._inductor import utils
+    from torch._inductor.codegen import common
+    from torch._inductor.dtype_propagation import DtypePropagationOpsHandler
+
+    handler: Any = DtypePropagationOpsHandler
+    make, made = handler.__init__, (-1, -1)
+    if hasattr(handler, "_rules_key"):
+        return contextlib.nullcontext()
+
+    def make_once(self: Any) -> None:
+        nonlocal made
+        rules = len(utils.op_dtype_propagation_rules), len(common.pointwise_overrides_data)
+        if rules != made:
+            make(self)
+            made = rules
+
+    return _with_attribute(handler, "__init__", make_once)
+
+
+def _strides_without_algebra() -> contextlib.AbstractContextManager[None]:
+    """In the block, a sum of multiples of indices is not simplified before its stride is taken, which is the factor of the index.
+
+    SymPy takes 10 ms for each, which was a tenth of Inductor's time for a GPT.
+    """
+    from torch._inductor.codegen import cpp
+
+    module: Any = sys.modules[cpp.stride_at_vec_range.__module__]
+    simplify: Any = getattr(module, "simplify_index_in_vec_range", None)
+    if simplify is None:
+        return contextlib.nullcontext()
+
+    def simplified(index: Any, var: Any, vec_length: int) -> Any:
+        return index if is_linear(index) else simplify(index, var, vec_length)
+
+    return _with_attribute(module, "simplify_index_in_vec_range", simplified)
+
+
+def is_linear(index: Any) -> bool:
+    """Whether a SymPy expression is a sum of integers, symbols, and symbols times an integer.
+
+    >>> import sympy
+    >>> x, y = sympy.symbols("x y")
+    >>> is_linear(64 * x + y + 3), is_linear(x * y), is_linear(2 * sympy.floor(x / 4))
+    (True, False, False)
+    """
+    return all(
+        item.is_Integer
+        or item.is_Symbol
+        or (item.is_Mul and len(item.args) == 2 and item.args[0].is_Integer and item.args[1].is_Symbol)
+        for item in (index.args if index.is_Add else (index,))
+    )
 
 
 def reads_stay_behind_writes() -> contextlib.AbstractContextManager[None]:

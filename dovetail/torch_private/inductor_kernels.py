@@ -87,7 +87,7 @@ def kernels_in_few_files() -> Iterator[None]:
 @functools.cache
 def _install() -> None:
     """Stand in for two methods of ``AsyncCompile``, which do as before outside of :func:`kernels_in_few_files`."""
-    from torch._inductor import cpu_vec_isa
+    from torch._inductor import codecache, cpu_vec_isa
     from torch._inductor.async_compile import AsyncCompile
 
     compile_one, wait = AsyncCompile.cpp_pybinding, AsyncCompile.wait
@@ -108,6 +108,7 @@ def _install() -> None:
 
     AsyncCompile.cpp_pybinding = cpp_pybinding  # type: ignore[method-assign, assignment, unused-ignore]
     AsyncCompile.wait = wait_for_all  # type: ignore[method-assign, assignment, unused-ignore]
+    codecache._precompile_header = _header_taken(codecache._precompile_header)  # type: ignore[assignment, unused-ignore]
     find_all = cpu_vec_isa.valid_vec_isa_list
     find_lazily = functools.cache(lambda: _LazyInstructions(cpu_vec_isa))
     # Only this list is made of the table of x86: other processors have one entry, which is tried out once.
@@ -125,7 +126,7 @@ def _remember_checks(instructions: Any) -> None:
             return bool(check(self, code))
         places = (os.path.dirname(torch.__file__), os.environ.get("LD_LIBRARY_PATH"), sys.executable)
         key = cache.key_of("check", code, self.build_arch_flags(), *places, *_machine())
-        if cache.read("instructions", key) == b"yes":
+        if cache.read("instructions", key) == b"yes" or _trust.get() == "compiler":
             return True
         # A failure may have been one of memory or time.
         return bool(check(self, code)) and (cache.write("instructions", key, b"yes") or True)
@@ -198,26 +199,87 @@ def _compile_together(kernels: Sequence[tuple[list[str], str]], alone: Callable[
     return found
 
 
-def compile_headers() -> threading.Thread:
-    """Begin to try out the instructions of the CPU and to precompile the headers, unless that was done before: it takes seconds, in
-    processes of its own, for which a graph would wait when it comes to its kernels.
+@contextlib.contextmanager
+def trusting_compiler(trust: str = "compiler") -> Iterator[None]:
+    """In the block, kernels are compiled for the best instructions that this CPU has, without trying out whether the compiler knows
+    them, and with headers that were precompiled before, or none: to try takes 2 CPU seconds, to precompile 6. What does not compile
+    so is compiled again where ``trust`` is "nobody": instructions are tried out, and no precompiled headers are taken.
     """
-    from torch._inductor import codecache, cpu_vec_isa
+    token = _trust.set(trust)
+    try:
+        yield
+    finally:
+        _trust.reset(token)
 
-    _install()
-    has_headers = any(Path(getattr(codecache, "_HEADER_DIR", "")).glob("*.gch"))
-    kernel = '#include <torch/csrc/inductor/cpp_prefix.h>\nextern "C"  void kernel(float* out)\n{\n}\n'
 
-    def compile_one() -> None:
-        # What is wrong with the compiler is said of the first graph.
-        with contextlib.suppress(Exception), kernels_in_few_files():
+_trust: contextvars.ContextVar[str] = contextvars.ContextVar("dovetail_trust_in_the_compiler", default="")
+
+
+def _header_taken(precompile: Callable[..., str]) -> Callable[..., str]:
+    """Inductor's function that precompiles a header, and gives its path, with a note of what is there beside the header.
+
+    Inductor runs the preprocessor over the header in each process, for half a second, to see whether it is the same. The compiler,
+    the CPU, and the version and the place of torch say so too.
+    """
+
+    def precompiled(header: str, command: str, **options: Any) -> str:
+        if not _are_joined.get():
+            return precompile(header, command, **options)
+        from torch._inductor import codecache
+
+        key = cache.key_of("header", header, command, os.path.dirname(torch.__file__), *_machine())
+        note = Path(codecache._HEADER_DIR) / f"dovetail-{key}"
+        with contextlib.suppress(OSError, ValueError):
+            path = str(note.parent / Path(note.read_text("utf-8")).name)
+            found = [file for kind in ("gch", "pch") if (file := Path(f"{path}.{kind}")).exists()]
+            if _trust.get() == "nobody":
+                # It may be why the graph comes a second time.
+                for file in (note, *found):
+                    file.unlink()
+            elif Path(path).exists() and found:
+                return path
+        if _trust.get():
+            return ""
+        path = precompile(header, command, **options)
+        with contextlib.suppress(OSError):
+            beside = note.with_name(f"{note.name}.{os.getpid()}")
+            beside.write_text(Path(path).name, encoding="utf-8")
+            beside.replace(note)
+        return path
+
+    return precompiled
+
+
+def compile_headers() -> None:
+    """Precompile the headers of kernels, unless that was done before, for graphs to come. Nothing is left of it if it is killed."""
+    from torch._inductor import cpp_builder, cpu_vec_isa
+
+    compile_one, kernel = (
+        cpp_builder.run_compile_cmd,
+        '#include <torch/csrc/inductor/cpp_prefix.h>\nextern "C"  void kernel(float* out)\n{\n}\n',
+    )
+
+    def compile_beside(command: str, cwd: str) -> None:
+        found = re.search(r" -o (\S+[.][gp]ch)(?= |$)", command)
+        if found is None:
+            return compile_one(command, cwd)
+        whole = Path(found[1])
+        beside = whole.with_name(f"{os.getpid()}{whole.suffix}")
+        try:
+            compile_one(f"{command[: found.start(1)]}{beside}{command[found.end(1) :]}", cwd)
+            beside.replace(whole)
+        finally:
+            beside.unlink(missing_ok=True)
+
+    with kernels_in_few_files():
+        with trusting_compiler():
             cpu_vec_isa.pick_vec_isa()
-            if not has_headers:
-                _modules([joined([(["float*"], kernel)])])
-
-    thread = threading.Thread(target=compile_one, daemon=True)
-    thread.start()
-    return thread
+        cpp_builder.run_compile_cmd = compile_beside  # type: ignore[assignment, unused-ignore]
+        try:
+            # Loading would compile the kernel.
+            _joined_kernels().load_async(joined([(["float*"], kernel)]), "cpu")
+        finally:
+            cpp_builder.run_compile_cmd = compile_one
 
 
 def _is_joined(group: Sequence[tuple[list[str], str]]) -> bool:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import os
 import subprocess
 import time
@@ -9,7 +10,9 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from dovetail.tiers.branches import can_branch, side_by_side
 from dovetail.tiers.unportable import UnportableError
+from dovetail.tiers.worker import write_whole
 
 HERE = __name__
 Said = Callable[[str], None]
@@ -50,3 +53,31 @@ def hang(job: dict[str, Any], said: Said) -> None:
     child = subprocess.Popen(["sleep", "600"])
     Path(job["path"]).write_text(str(child.pid))
     time.sleep(600)
+
+
+def in_branches(job: dict[str, Any], said: Said) -> None:
+    """Two tasks side by side: both write who they are, and the second does what the job says then."""
+    tasks = [functools.partial(_task, Path(job["path"]), number, job["then"]) for number in range(2)]
+    assert can_branch()
+    for error in side_by_side(tasks, lambda count: said(f"{count} of 2")):
+        if error is not None:
+            raise error
+
+
+def _task(folder: Path, number: int, then: str) -> None:
+    other = folder / str(1 - number)
+    write_whole(folder / str(number), str(os.getpid()))
+    while not other.exists():
+        time.sleep(0.01)
+    if number:
+        {"end": lambda: None, "hang": lambda: time.sleep(600), "crash": lambda: os.abort(), **_RAISES}[then]()
+
+
+def _raise(error: Exception) -> None:
+    raise error
+
+
+_RAISES = {
+    "fail": lambda: _raise(RuntimeError("no such instruction\nand more lines")),
+    "refuse": lambda: _raise(UnportableError("other switches")),
+}
