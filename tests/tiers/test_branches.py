@@ -185,6 +185,7 @@ def test_instructions_are_tried_out_unless_the_compiler_is_trusted(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     monkeypatch.setenv("DOVETAIL_CACHE_DIR", str(tmp_path))
+    monkeypatch.setenv("DOVETAIL_CACHE", "1")
     tried: list[str] = []
 
     class Instructions:
