@@ -88,7 +88,7 @@ class _Capture:
         callee = self._guard_callee(len(args), kwargs)
         try:
             leaving = self._interpret(callee, args, kwargs)
-            outputs = self._outputs = Outputs(self._interpreter, self._resume_point is not None)
+            outputs = self._outputs = Outputs(self._interpreter)
             self._trace.at_close.append(lambda: vars(outputs).clear())  # A circle; kept until empty (Python 3.13.0).
             recipe = self._collect(outputs, leaving)
             change = self._change = self._check_state()

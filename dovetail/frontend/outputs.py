@@ -32,14 +32,13 @@ class Outputs:
             SourceItem                  read again where it was read: it existed before the call
             ConstantItem                the object itself
 
-    ``goes_on`` says that the values are live at a graph break. ``tensors`` and ``numbers`` are what recipes refer to by position.
+    ``tensors`` and ``numbers`` are what recipes refer to by position.
     """
 
-    def __init__(self, interpreter: Interpreter, goes_on: bool) -> None:
+    def __init__(self, interpreter: Interpreter) -> None:
         self._interpreter = interpreter
         self._values = interpreter.values
         self._trace = interpreter.trace
-        self._goes_on = goes_on
         self._positions: dict[int, int] = {}
         self._builder = RecipeBuilder(self._classify)
         self.tensors: list[torch.Tensor] = []
@@ -95,8 +94,6 @@ class Outputs:
 
     def _data_number(self, value: torch.SymInt | torch.SymFloat | torch.SymBool) -> Recipe:
         """A number that the graph computes leaves it as a tensor without dimensions."""
-        if self._goes_on:
-            self._refuse("a number that the data decides is needed after a graph break")
         self.tensors.append(number_as_tensor(value))
         return CallItem(ConstantItem(torch.Tensor.item), (TensorItem(len(self.tensors) - 1),))
 

@@ -68,9 +68,12 @@ def is_fused(node: torch.fx.Node) -> bool:
 
 def cost_of_keeping(node: torch.fx.Node) -> int:
     """What a value weighs in the cut."""
+    if private_sizes.is_symbolic(node.meta.get("val")):
+        # A size is kept by itself: the program may write to its tensor before the backward.
+        return 1
     # Parameters and buffers are alive anyway; a view costs what its base costs, and is preferred less than the base.
     if isinstance(node.meta.get("desc"), (ParamInput, BufferInput)):
-        return 1
+        return 32
     return 2 * value_bytes(node) + (0 if node.op == "placeholder" else 1)
 
 

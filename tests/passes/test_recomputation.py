@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from typing import Any
 
 import pytest
@@ -185,3 +186,39 @@ def test_what_is_made_of_data_is_kept_where_the_data_is_written(backend: str, pr
             queue.mul_(0.5)
         gradients.append(features.grad)
     torch.testing.assert_close(gradients[1], gradients[0], rtol=1e-5, atol=1e-5)
+
+
+class _Queue(torch.nn.Module):
+    """What its backward reads of the buffer is how many columns it has, not what they hold."""
+
+    def __init__(self, of_parameter: bool) -> None:
+        super().__init__()
+        self.offset = torch.nn.Parameter(torch.randn(3), requires_grad=of_parameter)
+        self.register_buffer("queue", torch.randn(3, 6))
+
+    def forward(self, features: torch.Tensor) -> torch.Tensor:
+        rows = features @ self.queue.detach().clone() + self.offset.sum()
+        with torch.no_grad():
+            self.queue[:, : len(features)] = features.t()[:, :3].detach()
+        return rows.square().mean(1)
+
+
+@pytest.mark.parametrize("of_parameter", [False, True])
+@pytest.mark.parametrize("tiers", ["never", "wait"])
+def test_a_size_is_kept_without_its_tensor(tiers: str, of_parameter: bool) -> None:
+    """A tensor of which the backward reads the size alone may be written to before it."""
+    torch.manual_seed(0)
+    eager = _Queue(of_parameter)
+    twin = copy.deepcopy(eager)
+    compiled = dovetail.compile(twin, fullgraph=True, dynamic=True, tiers=tiers)
+    for rows in (3, 2):
+        gradients = []
+        for run, model in ((eager, eager), (compiled, twin)):
+            torch.manual_seed(rows)
+            features = torch.randn(rows, 3, requires_grad=True)
+            result = run(features)
+            with torch.no_grad():
+                model.offset.add_(1)
+            result.sum().backward()
+            gradients.append((features.grad, model.offset.grad, model.queue))
+        torch.testing.assert_close(gradients[1], gradients[0], rtol=1e-5, atol=1e-5)

@@ -38,6 +38,7 @@ _NUMBERS: dict[Any, Any] = {
         for name in _ARITHMETIC
         for prefix in ("", "i")
     },
+    torch.sym_float: _aten.clone.default,
     operator.neg: _aten.neg.default,
     abs: _aten.abs.default,
     max: _aten.maximum.default,

@@ -20,7 +20,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any
 
-from dovetail.frontend.code.frame import NULL, Break, Frame
+from dovetail.frontend.code.frame import NULL, Break, Frame, Instruction
 from dovetail.frontend.effects.journal import Effect
 from dovetail.frontend.interpreter.shown_frames import show_place
 from dovetail.frontend.protocol import TracingInterpreter
@@ -44,7 +44,7 @@ _LEVELS = {
 }
 _METHODS = {getattr(logging.Logger, name): level for name, level in _LEVELS.items() if hasattr(logging.Logger, name)}
 _FUNCTIONS = {getattr(logging, name): level for name, level in _LEVELS.items() if hasattr(logging, name)}
-_CALLS = ("CALL", "CALL_KW")
+CALLS = ("CALL", "CALL_KW")
 NUMBERS_IN_MESSAGES = "numbers in messages"
 AFTER_THE_GRAPH = "messages after the graph"
 # How many values each instruction that may come before the call takes off the stack.
@@ -331,14 +331,16 @@ def gives_message(function: Any) -> bool:
 def _hands_on(code: types.CodeType) -> bool:
     """Whether code is one call of a logger's method and nothing else: no branch, and no other name."""
     names = [item.opname for item in dis.get_instructions(code)]
-    calls = sum(name in (*_CALLS, "CALL_FUNCTION_EX") for name in names)
+    calls = sum(name in (*CALLS, "CALL_FUNCTION_EX") for name in names)
     is_plain = not code.co_freevars and not any("JUMP" in name or "STORE" in name for name in names)
     return calls == 1 and is_plain and set(code.co_names) <= set(_LEVELS)
 
 
-def is_only_in_message(frame: Frame, pushed: int) -> bool:
-    """Whether the text that the present instruction leaves on the stack is for a message alone: the argument, by itself or as a
-    part of a longer text, of a call that gives one, and whose own result is not used. ``pushed`` is how high the stack is then.
+def reader_of_text(frame: Frame, pushed: int) -> Any:
+    """What is called with the text that the present instruction leaves on the stack; None where it may be used otherwise.
+
+    The text is an argument, by itself or as a part of a longer text, of a call that gives a message, whose own result is not used,
+    or of ``print``. ``pushed`` is how high the stack is then.
     """
     instructions = frame.decoded.instructions
     depth = place = pushed
@@ -347,31 +349,48 @@ def is_only_in_message(frame: Frame, pushed: int) -> bool:
         name, argument = item.opname, item.arg
         if name in ("PRECALL", "KW_NAMES"):
             continue
-        if name in _CALLS:
-            # The function and the NULL beside it, the arguments, and the names of those by keyword.
-            below = depth - argument - (3 if name == "CALL_KW" else 2)
+        if name in CALLS:
+            below = callee_place(item, depth)
             if below < place:
                 callee = [value for value in frame.stack[below : below + 2] if value is not NULL]
-                is_argument = below + 2 < place and len(callee) == 1
-                return is_argument and gives_message(callee[0]) and instructions[position + 1].opname == "POP_TOP"
+                if below + 2 >= place or len(callee) != 1:
+                    return None
+                is_unused = gives_message(callee[0]) and instructions[position + 1].opname == "POP_TOP"
+                return callee[0] if is_unused or callee[0] is print else None
             depth = below + 1
         elif name == "BUILD_STRING":
             depth -= argument - 1
             # The longer text is what is followed from here on.
             place = min(place, depth)
         else:
-            takes = 1 + bool(argument & 4) if name == "FORMAT_VALUE" else _TAKES.get(name)
+            takes = values_taken(item)
             if takes is None or item.is_jump_target or depth - takes < place:
-                return False
-            depth += dis.stack_effect(item.opcode, argument if item.opcode >= dis.HAVE_ARGUMENT else None)
-    return False
+                return None
+            depth += effect_on_stack(item)
+    return None
+
+
+def callee_place(call: Instruction, depth: int) -> int:
+    """Where on a stack of ``depth`` the function and the NULL beside it are: below the arguments and their names."""
+    return depth - call.arg - (3 if call.opname == "CALL_KW" else 2)
+
+
+def values_taken(item: Instruction) -> int | None:
+    """How many values an instruction that is no call takes off the stack; None where nothing is known of it."""
+    return 1 + bool(item.arg & 4) if item.opname == "FORMAT_VALUE" else _TAKES.get(item.opname)
+
+
+def effect_on_stack(item: Instruction) -> int:
+    """How much higher the stack is behind an instruction."""
+    return dis.stack_effect(item.opcode, item.arg if item.opcode >= dis.HAVE_ARGUMENT else None)
 
 
 @format_rule
 def _number_of_a_message(interpreter: TracingInterpreter, frame: Frame, value: Any, specification: str) -> Any:
     """A mark for a symbolic number where the text is for a message alone."""
-    if not interpreter.trace.settings.allows(NUMBERS_IN_MESSAGES) or not is_only_in_message(
-        frame, len(frame.stack) + 1
-    ):
+    reader = reader_of_text(frame, len(frame.stack) + 1)
+    if reader is print:
+        raise Break("print writes to the terminal", "use logging")
+    if reader is None or not interpreter.trace.settings.allows(NUMBERS_IN_MESSAGES):
         return NotImplemented
     return interpreter.state(_Marks).mark(value, specification)

@@ -21,6 +21,7 @@ PROGRAMS: list[Callable[[Tensor], Any]] = [
     lambda x: x * (x.shape[0] / (x.shape[0] - 1)),
     lambda x: x.sum() * (1 / x.shape[0]) - x * (2.5 * x.shape[0]),
     lambda x: x * (x.shape[0] / 3) ** 0.5 + math.sqrt(x.shape[0]),
+    lambda x: x * (1.0 / torch.sym_float(x.shape[0])) + torch.sym_float(x.shape[0] * 2),
     lambda x: torch.nn.functional.batch_norm(x, torch.zeros(3), torch.ones(3), training=True, momentum=0.3),
 ]
 
@@ -43,6 +44,25 @@ def test_numbers_made_of_sizes(number: int) -> None:
     assert dovetail.events_of(compiled).count("capture") == 1
     values = [node.meta.get("val") for graph in rewritten for node in graph.graph.nodes]
     assert values and not any(isinstance(value, torch.SymFloat) for value in values)
+
+
+def _mean_of_squares(x: Tensor) -> Tensor:
+    return nn.functional.mse_loss(x, x.detach().flip(0))
+
+
+def _groups(x: Tensor) -> Tensor:
+    return nn.functional.group_norm(x[None].transpose(1, 2), 3).exp()
+
+
+@pytest.mark.parametrize("function", [_mean_of_squares, _groups])
+def test_gradients_that_divide_by_a_size_get_kernels(function: Callable[[Tensor], Tensor]) -> None:
+    compiled = dovetail.compile(function, backend="inductor", tiers="wait", dynamic=True, fullgraph=True)
+    for size in (4, 7):
+        inputs = [torch.linspace(-1, 2, size * 3).view(size, 3).square().requires_grad_() for _ in range(2)]
+        for run, x in zip((function, compiled), inputs, strict=True):
+            run(x).sum().backward()
+        same(inputs[0].grad, inputs[1].grad, exact=False)
+    assert dovetail.events_of(compiled).count("capture") == 1
 
 
 @pytest.mark.slow
