@@ -1,0 +1,56 @@
+"""What ``torch.func`` returns has the name, the text and the attributes of the function that it was made of."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+
+import dovetail
+
+
+def slope_of(x: torch.Tensor, power: int = 2) -> torch.Tensor:
+    """Sum up powers."""
+    return (x**power).sum()
+
+
+slope_of.unit = "metre"  # type: ignore[attr-defined]
+
+
+@pytest.mark.parametrize("transform", [torch.vmap, torch.func.grad, torch.func.grad_and_value, torch.func.jacrev])
+def test_a_transformed_function_is_named_as_in_eager(transform: Callable[..., Any]) -> None:
+    def program(x: torch.Tensor) -> Any:
+        return transform(slope_of), x + 1
+
+    compiled = dovetail.compile(program, backend="aten", fullgraph=True)
+    x = torch.tensor([[1.0, 2.0], [3.0, 4.0]])
+    expected, _ = program(x)
+    for _ in range(2):
+        actual, _ = compiled(x)
+        assert (actual.__name__, actual.__doc__, actual.__module__) == (
+            expected.__name__,
+            expected.__doc__,
+            expected.__module__,
+        )
+        assert inspect.signature(actual) == inspect.signature(expected)
+        assert getattr(actual, "__wrapped__", None) is getattr(expected, "__wrapped__", None)
+        assert vars(actual).get("unit") == vars(expected).get("unit")
+        torch.testing.assert_close(actual(x), expected(x))
+
+
+def test_a_function_made_inside_keeps_its_name_through_two_transforms() -> None:
+    def program(x: torch.Tensor) -> Any:
+        def inner(row: torch.Tensor) -> torch.Tensor:
+            return row.sin().sum() * x.shape[0]
+
+        return torch.vmap(torch.func.grad(inner)), x * 2
+
+    compiled = dovetail.compile(program, backend="aten")
+    x = torch.tensor([[1.0, 2.0], [3.0, 4.0]])
+    function, doubled = compiled(x)
+    assert function.__name__ == function.__wrapped__.__name__ == "inner"
+    torch.testing.assert_close(function(x), x.cos() * 2)
+    torch.testing.assert_close(doubled, x * 2)
