@@ -166,7 +166,7 @@ def _read_sizes_elsewhere(graph: torch.fx.Graph, call: torch.fx.Node, wanted: in
     """Read symbolic sizes of the vectors off the matrix or its values, so that nobody asks for the vectors because of them."""
     results = {user.args[1]: user for user in call.users if user.target is operator.getitem}
     others = [result for place, result in results.items() if place != wanted]
-    tensors = [call.args[0]]
+    tensors: list[Any] = [call.args[0]]
     if wanted in results:
         call.append(results[wanted])
         tensors.append(results[wanted])
