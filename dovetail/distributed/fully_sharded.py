@@ -9,11 +9,13 @@ something else than that, or where the graph breaks within a module, the hooks r
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, NoReturn
 
 import torch
+import torch.utils.checkpoint
 
 from dovetail.aot.steps import checks_outputs
 from dovetail.distributed.eager_ranks import watch_fsdp
@@ -21,8 +23,9 @@ from dovetail.distributed.operators import filled_up, reshard, unshard
 from dovetail.distributed.wrapped_models import at_capture
 from dovetail.frontend.code.frame import Break
 from dovetail.frontend.protocol import TracingInterpreter
-from dovetail.frontend.rules import Arguments, Instead, Keywords, end_rule, wrapper_rule
+from dovetail.frontend.rules import Arguments, Instead, Keywords, end_rule, rule, wrapper_rule
 from dovetail.guards import ComputedSource, Equals
+from dovetail.rules.torch.checkpoints import interpret_checkpoint
 from dovetail.torch_private import calls as private_calls
 from dovetail.torch_private import distributed as private_distributed
 from dovetail.torch_private import fsdp as private_fsdp
@@ -81,6 +84,11 @@ class _Open:
 
     def __init__(self, interpreter: TracingInterpreter) -> None:
         self.states: list[Any] = []
+        #: Of each parameter the state that it belongs to, the module and name under which it is found, and the whole.
+        self.wholes: list[tuple[Any, Any, str, Any]] = []
+        #: What is gathered at each call of ``torch.utils.checkpoint``; of those that run: how many states were open, what was there.
+        self.regions: list[list[Any]] = []
+        self.entered: list[tuple[int, list[Any]]] = []
 
 
 @at_capture
@@ -108,8 +116,16 @@ def _spread(interpreter: TracingInterpreter, members: Any, *numbers: Any) -> Spr
 
 
 @at_capture
+def _put(interpreter: TracingInterpreter, state: Any, owner: Any, name: str, whole: Any) -> None:
+    interpreter.call(private_fsdp.put_parameter, (owner, name, whole), {})
+    interpreter.state(_Open).wholes.append((state, owner, name, whole))
+
+
+@at_capture
 def _end(interpreter: TracingInterpreter, state: Any) -> None:
-    interpreter.state(_Open).states.remove(state)
+    opened = interpreter.state(_Open)
+    opened.states.remove(state)
+    opened.wholes = [item for item in opened.wholes if item[0] is not state]
 
 
 def _pre_forward(state: Any, module: Any, args: Any, kwargs: Any) -> Any:
@@ -119,17 +135,21 @@ def _pre_forward(state: Any, module: Any, args: Any, kwargs: Any) -> Any:
         part = private_fsdp.parameter(*owners[0])
         whole = _Gathered.apply(part.to_local(), _spread(*numbers))
         for owner, name in owners:
-            private_fsdp.put_parameter(owner, name, whole)
+            _put(state, owner, name, whole)
     return private_fsdp.cast_inputs(state, args), private_fsdp.cast_inputs(state, kwargs)
 
 
 def _post_forward(state: Any, module: Any, given: Any, output: Any) -> Any:
     """Let the module have its parts again."""
+    _close(state)
+    return private_fsdp.cast_outputs(state, output)
+
+
+def _close(state: Any) -> None:
     for param, owners, _ in private_fsdp.parameters_of(state):
         for owner, name in owners:
             private_fsdp.put_parameter(owner, name, param.sharded_param)
     _end(state)
-    return private_fsdp.cast_outputs(state, output)
 
 
 _PARTS = {"_pre_forward": _pre_forward, "_post_forward": _post_forward}
@@ -154,6 +174,45 @@ def _hook_of_fsdp(interpreter: TracingInterpreter, function: Any, args: Argument
     if begun:
         raise Retry("FSDP has looked at its modules for the first time", change=lambda settings: settings)
     return Instead(part, args, kwargs)
+
+
+@at_capture
+def _enter(interpreter: TracingInterpreter, number: int) -> None:
+    opened, call = interpreter.state(_Open), interpreter.call
+    before = []
+    for owner, name, whole in opened.regions[number]:
+        before.append((owner, name, call(private_fsdp.parameter, (owner, name), {})))
+        call(private_fsdp.put_parameter, (owner, name, whole), {})
+    opened.entered.append((len(opened.states), before))
+
+
+@at_capture
+def _leave(interpreter: TracingInterpreter) -> None:
+    opened = interpreter.state(_Open)
+    count, before = opened.entered.pop()
+    for state in opened.states[count:]:
+        interpreter.call(_close, (state,), {})
+    for given in before:
+        interpreter.call(private_fsdp.put_parameter, given, {})
+
+
+def _region(number: int, function: Any, *args: Any, **kwargs: Any) -> Any:
+    """Interpreted in the forward, and again in the backward, where it may end at any operator."""
+    _enter(number)
+    try:
+        return function(*args, **kwargs)
+    finally:
+        _leave()
+
+
+@rule(torch.utils.checkpoint.checkpoint)
+def _checkpoint(interpreter: TracingInterpreter, args: Arguments, kwargs: Keywords) -> Any:
+    """What is computed again in the backward finds the parameters as the forward did."""
+    if args and private_fsdp.is_loaded():
+        opened = interpreter.state(_Open)
+        opened.regions.append([item[1:] for item in opened.wholes])
+        args = functools.partial(_region, len(opened.regions) - 1, args[0]), *args[1:]
+    return interpret_checkpoint(interpreter, args, kwargs)
 
 
 @end_rule

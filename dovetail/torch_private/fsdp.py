@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import sys
 from collections.abc import Iterator
 from typing import Any
 
@@ -30,6 +31,11 @@ def state_class() -> type:
     from torch.distributed.fsdp._fully_shard._fsdp_state import FSDPState
 
     return FSDPState
+
+
+def is_loaded() -> bool:
+    """Whether the program may have modules under ``fully_shard``."""
+    return "torch.distributed.fsdp._fully_shard._fsdp_state" in sys.modules
 
 
 @contextlib.contextmanager

@@ -20,7 +20,8 @@ WHILE_OPEN.append(private_checkpoints.plain_checkpoints)
 
 
 @rule(torch.utils.checkpoint.checkpoint)
-def _checkpoint(interpreter: TracingInterpreter, args: Arguments, kwargs: Keywords) -> Any:
+def interpret_checkpoint(interpreter: TracingInterpreter, args: Arguments, kwargs: Keywords) -> Any:
+    """A region that is computed again when the backward first needs it."""
     if not interpreter.trace.settings.allows(RECOMPUTES):
         raise Break("a checkpoint runs its function again in the backward", 'use backend="aten"')
     guard_hooks_allowed(interpreter)
@@ -52,5 +53,5 @@ def _checkpoint_sequential(interpreter: TracingInterpreter, args: Arguments, kwa
     size, begun = len(layers) // segments, 0
     for start in range(0, size * (segments - 1), size):
         begun = start + size
-        value = _checkpoint(interpreter, (functools.partial(run, start, begun), value), kwargs)
+        value = interpret_checkpoint(interpreter, (functools.partial(run, start, begun), value), kwargs)
     return run(begun, len(layers), value)
