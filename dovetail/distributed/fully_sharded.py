@@ -86,7 +86,7 @@ class _Open:
         self.states: list[Any] = []
         #: Of each parameter the state that it belongs to, the module and name under which it is found, and the whole.
         self.wholes: list[tuple[Any, Any, str, Any]] = []
-        #: What is gathered at each call of ``torch.utils.checkpoint``; of those that run: how many states were open, what was there.
+        #: What is gathered at each call of ``torch.utils.checkpoint``; of those that run the states open then, and what was there.
         self.regions: list[list[Any]] = []
         self.entered: list[tuple[int, list[Any]]] = []
 
