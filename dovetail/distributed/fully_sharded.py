@@ -61,9 +61,9 @@ class _Gathered(torch.autograd.Function):
     """A whole parameter from this rank's part; its gradient is reduced over the ranks."""
 
     @staticmethod
-    def forward(ctx: Any, part: torch.Tensor, spread: Spread) -> torch.Tensor:
+    def forward(ctx: Any, part: torch.Tensor, spread: Spread, number: int) -> torch.Tensor:
         """Gather the parts, in the dtype in which the module computes."""
-        ctx.spread, ctx.dtype = spread, part.dtype
+        ctx.spread, ctx.dtype, ctx.number = spread, part.dtype, number
         given = part if spread.dtype is None else part.to(spread.dtype)
         if spread.padded != spread.rows:
             given = torch.cat([given, given.new_zeros((spread.padded - spread.rows, *given.shape[1:]))])
@@ -71,12 +71,13 @@ class _Gathered(torch.autograd.Function):
         return whole[: spread.whole] if spread.whole != whole.shape[0] else whole
 
     @staticmethod
-    def backward(ctx: Any, gradient: torch.Tensor) -> tuple[torch.Tensor, None]:
+    def backward(ctx: Any, gradient: torch.Tensor) -> tuple[torch.Tensor, None, None]:
         """This rank's part of the mean of all ranks' gradients."""
+        _check_unchanged(ctx.number)
         spread = ctx.spread
         given = gradient if spread.reduce_dtype is None else gradient.to(spread.reduce_dtype)
         part = reshard(filled_up(given, spread.size), spread.size, spread.group, "mean")
-        return (part[: spread.rows] if spread.rows != spread.padded else part).to(ctx.dtype), None
+        return (part[: spread.rows] if spread.rows != spread.padded else part).to(ctx.dtype), None, None
 
 
 class _Open:
@@ -89,6 +90,8 @@ class _Open:
         #: What is gathered at each call of ``torch.utils.checkpoint``; of those that run the states open then, and what was there.
         self.regions: list[list[Any]] = []
         self.entered: list[tuple[int, list[Any]]] = []
+        #: The parts that were gathered, and the nodes that computed them.
+        self.parts: list[tuple[torch.Tensor, torch.fx.Node]] = []
 
 
 @at_capture
@@ -116,6 +119,21 @@ def _spread(interpreter: TracingInterpreter, members: Any, *numbers: Any) -> Spr
 
 
 @at_capture
+def _remember(interpreter: TracingInterpreter, part: torch.Tensor) -> int:
+    parts = interpreter.state(_Open).parts
+    parts.append((part, interpreter.trace.node_of(part)))
+    return len(parts) - 1
+
+
+@at_capture
+def _check_unchanged(interpreter: TracingInterpreter, number: int) -> None:
+    """FSDP gathers a parameter for its backward as it is by then."""
+    part, node = interpreter.state(_Open).parts[number]
+    if interpreter.trace.node_of(part) is not node:
+        _give_up("a parameter is written to between a forward and its backward")
+
+
+@at_capture
 def _put(interpreter: TracingInterpreter, state: Any, owner: Any, name: str, whole: Any) -> None:
     interpreter.call(private_fsdp.put_parameter, (owner, name, whole), {})
     interpreter.state(_Open).wholes.append((state, owner, name, whole))
@@ -132,8 +150,8 @@ def _pre_forward(state: Any, module: Any, args: Any, kwargs: Any) -> Any:
     """Gather the parameters of a module, as the graph does it. It is interpreted, so that its reads of FSDP's state are guarded."""
     _begin(state, (args, kwargs))
     for _, owners, numbers in private_fsdp.parameters_of(state):
-        part = private_fsdp.parameter(*owners[0])
-        whole = _Gathered.apply(part.to_local(), _spread(*numbers))
+        part = private_fsdp.parameter(*owners[0]).to_local()
+        whole = _Gathered.apply(part, _spread(*numbers), _remember(part))
         for owner, name in owners:
             _put(state, owner, name, whole)
     return private_fsdp.cast_inputs(state, args), private_fsdp.cast_inputs(state, kwargs)
@@ -218,8 +236,11 @@ def _checkpoint(interpreter: TracingInterpreter, args: Arguments, kwargs: Keywor
 @end_rule
 def _check_closed(interpreter: TracingInterpreter) -> None:
     """The graph ends within a module, whose other hook would run without this one."""
-    if interpreter.state(_Open).states:
+    opened = interpreter.state(_Open)
+    if opened.states:
         _give_up("the graph breaks, or an exception is raised, within the module")
+    if any(not part.requires_grad and interpreter.trace.node_of(part) is not node for part, node in opened.parts):
+        _give_up("a parameter without a gradient is written to behind a forward")
 
 
 @checks_outputs

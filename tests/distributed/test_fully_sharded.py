@@ -326,3 +326,50 @@ def first_version(rank: int) -> list[tuple[str, bool]]:
 @pytest.mark.slow
 def test_the_first_version_of_fsdp() -> None:
     assert run(first_version, 2, seconds=200.0) == [[], []]
+
+
+def written(rank: int, kind: str, compiles: bool) -> Any:
+    """Training in which parameters change between a forward and its backward, which FSDP gathers anew for the backward."""
+    from torch.distributed.fsdp import fully_shard
+
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(4, 6), nn.Tanh(), nn.Linear(6, 6), nn.Tanh(), nn.Linear(6, 2))
+    model[2].weight.requires_grad_(kind != "frozen")
+    for layer in (model[0], model[2], model):
+        fully_shard(layer)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.5)
+
+    def step(x: torch.Tensor) -> torch.Tensor:
+        loss = model(x).square().mean()
+        if kind == "stepped":
+            other = model(x * 2).sin().mean()
+            other.backward()
+            optimizer.step()
+        elif kind != "behind":
+            with torch.no_grad():
+                model[2].weight.mul_(0.5)
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        return loss.detach()
+
+    chosen = _compile(step) if compiles else step
+    return [chosen(x) for x, _ in batches(3, rank, 2)], whole(model.state_dict().values())
+
+
+def all_written(rank: int) -> dict[str, tuple[bool, list[str]]]:
+    found = {}
+    for kind in ("behind", "stepped", "by hand", "frozen"):
+        with warnings.catch_warnings(record=True) as seen:
+            warnings.simplefilter("always")
+            is_same = same(written(rank, kind, True), written(rank, kind, False))
+        found[kind] = is_same, [str(item.message) for item in seen if issubclass(item.category, KINDS)]
+    return found
+
+
+@pytest.mark.slow
+def test_parameters_that_are_written_to_between_a_forward_and_its_backward() -> None:
+    for found in run(all_written, 2, seconds=200.0):
+        assert found.pop("behind") == (True, [])
+        for is_same, texts in found.values():
+            assert is_same and "is written to" in texts[0]
