@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import itertools
+import types
 from collections.abc import Iterator
 from typing import Any
 
@@ -12,6 +13,7 @@ from dovetail.frontend.interpreter.call_tables import NATIVE_CALLABLES
 from dovetail.frontend.interpreter.lookup import python_method
 from dovetail.frontend.protocol import TracingInterpreter
 from dovetail.frontend.rules import Arguments, Keywords, rule
+from dovetail.rules.python.operator_functions import WRITING
 
 
 @rule(next)
@@ -65,6 +67,8 @@ def _calls(function: Any, at: int | None = None) -> None:
     @rule(function)
     def handler(interpreter: TracingInterpreter, args: Arguments, kwargs: Keywords) -> Any:
         def given(item: Any) -> Any:
+            if isinstance(item, types.BuiltinFunctionType) and item in WRITING:
+                return interpreter.trampoline(item)
             return interpreter.called_argument(item) if callable(item) else item
 
         arguments = tuple(

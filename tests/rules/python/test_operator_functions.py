@@ -1,0 +1,49 @@
+"""Functions of ``operator`` that write, called by the program and by native code, on what existed before the call."""
+
+from __future__ import annotations
+
+import functools
+import itertools
+import operator
+from typing import Any
+
+import pytest
+import torch
+
+import dovetail
+
+pytestmark = pytest.mark.usefixtures("quiet")
+
+PROGRAMS: dict[str, Any] = {
+    "joined": lambda x, old: operator.iconcat(old, [x.shape[0]]),
+    "joined with a set": lambda x, old: operator.iconcat(old, {7}),
+    "joined with a number": lambda x, old: operator.iconcat(old, 7),
+    "joined with too little": lambda x, old: operator.iconcat(old),  # type: ignore[call-arg]
+    "a tuple": lambda x, old: operator.iconcat(tuple(old), (1,)),
+    "reduced": lambda x, old: functools.reduce(operator.iconcat, [[1], [2, 3]], old),
+    "reduced by +=": lambda x, old: functools.reduce(operator.iadd, [[1], (2, 3)], old),
+    "reduced from new": lambda x, old: functools.reduce(operator.iconcat, [old, [2]], []),
+    "sums": lambda x, old: list(itertools.accumulate([[1], [2]], operator.iadd, initial=old)),
+    "sums by keyword": lambda x, old: list(itertools.accumulate([[1], [2]], func=operator.iconcat, initial=old)),
+    "deleted": lambda x, old: list(itertools.starmap(operator.delitem, [(old, 0), (old, 0)])),
+    "set": lambda x, old: list(itertools.starmap(operator.setitem, [(old, 0, len(old)), (old, slice(1, 1), "ab")])),
+    "numbers": lambda x, old: functools.reduce(operator.imul, x.shape, len(old)),
+    "tensors": lambda x, old: functools.reduce(operator.iadd, [x, x * 2], x.clone()),
+}
+
+
+@pytest.mark.parametrize("backend", ["aten", "eager"])
+@pytest.mark.parametrize("name", PROGRAMS)
+def test_what_they_write_is_written_once(name: str, backend: str) -> None:
+    def answers(call: Any) -> list[str]:
+        old, seen = [3, 1, 4], []
+        for rows in (2, 2, 3):
+            try:
+                seen.append(str(call(torch.ones(rows, 2), old)))
+            except TypeError as error:
+                seen.append(str(error))
+            seen.append(str(old))
+            old += [5] * (3 - len(old))
+        return seen
+
+    assert answers(dovetail.compile(PROGRAMS[name], backend=backend)) == answers(PROGRAMS[name])
