@@ -5,12 +5,14 @@ from __future__ import annotations
 import operator
 import os
 import types
+from collections.abc import Iterator
 from typing import Any
 
 import torch
 
 from dovetail.frontend.code.frame import Break
-from dovetail.frontend.interpreter.lookup import class_attribute, python_method
+from dovetail.frontend.interpreter.builtin_rules import WrappingIterator
+from dovetail.frontend.interpreter.lookup import MISSING, class_attribute, python_method
 from dovetail.frontend.protocol import TracingInterpreter
 from dovetail.frontend.rules import Arguments, Keywords, rule
 from dovetail.frontend.values.aliases import guard_key
@@ -58,6 +60,10 @@ def _conversion(function: Any, method_name: str) -> Any:
                 if method is not None:
                     answer = interpreter.call(types.MethodType(method, value), args[1:], kwargs)
                     return as_answered(function, method_name, value, answer)
+                if function is reversed and _is_sequence(value):
+                    return WrappingIterator(
+                        interpreter, _backwards(interpreter, value, interpreter.call(len, args, {}))
+                    )
                 if function is hash:
                     guard_key(interpreter.values, value, is_old=True)
                     _refuse_new(interpreter.values, value)
@@ -69,6 +75,20 @@ def _conversion(function: Any, method_name: str) -> Any:
         return interpreter.call_native(function, args, kwargs)
 
     return handler
+
+
+def _is_sequence(value: Any) -> bool:
+    """Whether it is gone through backwards by methods of its own that give its length and its items."""
+    has_own = class_attribute(type(value), "__reversed__")[0] is not MISSING
+    return not has_own and all(python_method(value, name) for name in ("__len__", "__getitem__"))
+
+
+def _backwards(interpreter: TracingInterpreter, value: Any, count: int) -> Iterator[Any]:
+    for place in reversed(range(count)):
+        try:
+            yield interpreter.load_item(value, place)
+        except (IndexError, StopIteration):
+            return
 
 
 def _refuse_new(values: Values, value: Any) -> None:
