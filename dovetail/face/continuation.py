@@ -113,7 +113,7 @@ def names_made_at_break(
     """
 
     def key(name: str, value: Any) -> Any:
-        return (name, type(value), value) if isinstance(value, _CONSTANTS) else id(value)
+        return (name, type(value), value) if type(value) in _CONSTANTS else id(value)
 
     known = set(map(key, names_before, before))
     return frozenset(name for name, value in zip(names_after, after, strict=True) if key(name, value) not in known)

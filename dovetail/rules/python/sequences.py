@@ -24,6 +24,8 @@ _ASK_FOR_THE_LENGTH = (list, tuple) if sys.version_info < (3, 14) else (list,)
 
 def _sequence(kind: Any) -> Any:
     def handler(interpreter: TracingInterpreter, args: Arguments, kwargs: Keywords) -> Any:
+        if kind in (tuple, frozenset) and args and type(args[0]) is kind:
+            return args[0]
         items = interpreter.drain(args[0], is_hinted=kind in _ASK_FOR_THE_LENGTH) if args else []
         return kind(map(interpreter.as_key, items)) if issubclass(kind, (set, frozenset)) else kind(items)
 

@@ -692,3 +692,29 @@ def answers_of_own_methods(x: Any) -> Any:
             except TypeError as error:
                 found.append(str(error))
     return found
+
+
+class Unhashable(int):
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, int) and int(self) + 1 == other
+
+    __hash__ = None  # type: ignore[assignment]
+
+
+@case(breaks="print")
+def numbers_without_a_hash(x: Any) -> Any:
+    number, numbers = Unhashable(3), [Unhashable(4), 5]
+    print(end="")
+    return x * int(number), number == 4, number != 3, numbers[0] == numbers[1], type(number).__name__
+
+
+OLD_TUPLE, OLD_SET = (1, [2]), frozenset({1, 2})
+
+
+@case
+def copies_of_what_cannot_change(x: Any) -> Any:
+    """Python hands out the same object."""
+    new, made = (x, 1), frozenset({3, 4})
+    copies = [tuple(new) is new, frozenset(made) is made, tuple(OLD_TUPLE) is OLD_TUPLE, frozenset(OLD_SET) is OLD_SET]
+    others = [tuple([1]) == (1,), set(made) == made, list(new) is new, tuple(list(new)) is new]
+    return copies, others, tuple(OLD_TUPLE)[1] is OLD_TUPLE[1], tuple(new)[0], frozenset(OLD_SET) | made
