@@ -107,7 +107,8 @@ def special_method(manager: Any, name: str) -> Any:
             found = owner.__dict__[name]
             bind = getattr(type(found), "__get__", None)
             return found if bind is None else bind(found, manager, type(manager))
-    raise TypeError(f"{type(manager).__name__!r} object does not support the context manager protocol")
+    missed = " (missed __exit__ method)" if name == "__exit__" else ""
+    raise TypeError(f"{type(manager).__name__!r} object does not support the context manager protocol{missed}")
 
 
 @handles("BEFORE_WITH")

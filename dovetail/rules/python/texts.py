@@ -56,10 +56,19 @@ def text_of(interpreter: TracingInterpreter, value: Any, name: str, nesting: int
         return text_of(interpreter, value, "__repr__", nesting)
     if type(value) in (*BRACKETS, dict) and not is_leaf_value(value):
         return _container(interpreter, value, nesting)
+    _refuse_address(value, "__repr__")
     # The text of an exception is made of its arguments.
     if _holds_traced(value.args if isinstance(value, BaseException) else value):
         raise Break("an object with a tensor in it is turned into text", "print or format it outside of the function")
     return str(interpreter.call_native({"__str__": str, "__repr__": repr}[name], (value,), {}))
+
+
+def _refuse_address(value: Any, *names: str) -> None:
+    """Refuse a text that tells an object by its address, as that of a function, or of one with these methods from ``object``."""
+    for item in value.args if isinstance(value, BaseException) else (value,):
+        is_plain = all(class_attribute(type(item), name)[1] is object for name in names)
+        if is_plain or isinstance(item, (types.FunctionType, types.MethodType)):
+            raise Break(f"the text of a {type(item).__name__} has its address in it", "use a name instead")
 
 
 def _holds_traced(value: Any) -> bool:
@@ -108,6 +117,7 @@ def _format_braces(interpreter: TracingInterpreter, args: Arguments, kwargs: Key
 def _plain(interpreter: TracingInterpreter, value: Any) -> Any:
     """A value for native code to make a text of: without tensors, and with plain numbers in the place of symbolic ones."""
     check_shown(interpreter.values, value)
+    _refuse_address(value, "__repr__", "__str__", "__format__")
     if type(value) is dict:
         return {key: _plain(interpreter, item) for key, item in value.items()}
     if type(value) in (list, tuple):
