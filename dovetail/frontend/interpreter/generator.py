@@ -23,6 +23,11 @@ class InterpretedGenerator(collections.abc.Generator[Any, Any, Any]):
     __class__ = types.GeneratorType  # type: ignore[assignment]
     gi_running = property(lambda self: self._running)
     gi_suspended = property(lambda self: self._started and self._frame is not None and not self._running)
+    gi_state = property(
+        lambda it: (
+            f"GEN_{'RUNNING' if it._running else 'CLOSED' if it._frame is None else 'CREATED SUSPENDED'.split()[it._started]}"
+        )
+    )
     # Variables that nothing reads any more may be gone, so it does not show them.
     gi_frame = property(lambda self: self._frame and types.SimpleNamespace(f_code=self._frame.code))
     gi_yieldfrom = property(lambda self: self._frame and self._delegate(self._frame))

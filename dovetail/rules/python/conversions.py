@@ -22,14 +22,16 @@ from dovetail.rules.sizes.number_tensors import number_of
 from dovetail.torch_private import sizes as private_sizes
 
 # What these are best answered with. Python makes a word of the number that a hash is.
-_ANSWERS = {int: int, float: float, complex: complex, bytes: bytes, hash: None, format: str, os.fspath: str}
+_ANSWERS = {int: int, float: float, complex: complex, bytes: bytes, hash: None, format: str, os.fspath: str, iter: None}
 
 
 def as_answered(function: Any, method_name: str, owner: Any, answer: Any) -> Any:
     """What a builtin function makes of the answer of an ``owner``'s own method: an answer of a wrong type is Python's error."""
-    if function not in _ANSWERS or type(answer) is _ANSWERS[function] or private_sizes.is_symbolic(answer):
+    if function not in _ANSWERS or private_sizes.is_symbolic(answer) or type(answer) is _ANSWERS[function]:
         return answer
-    return function(type(type(owner).__name__, (), {method_name: lambda *_: answer})())
+    kind = type(owner)
+    names = {"__module__": kind.__module__, "__qualname__": kind.__qualname__}
+    return function(type(kind.__name__, (), {**names, method_name: lambda *_: answer})())
 
 
 def _conversion(function: Any, method_name: str) -> Any:

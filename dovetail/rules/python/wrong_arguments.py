@@ -11,6 +11,7 @@ from typing import Any
 
 from dovetail.frontend.protocol import TracingInterpreter
 from dovetail.frontend.rules import Arguments, CallRule, Keywords, rule
+from dovetail.rules.python.conversions import as_answered
 
 _COUNTS: dict[Any, tuple[float, float]] = {
     **dict.fromkeys((len, callable, repr, id, ascii, hash, reversed), (1, 1)),
@@ -34,7 +35,7 @@ def _check(known: CallRule, function: Any, interpreter: TracingInterpreter, args
         return function(*args, **kwargs)  # raises
     found = known(interpreter, args, kwargs)
     if function is iter and not hasattr(type(found), "__next__"):
-        raise TypeError(f"iter() returned non-iterator of type {type(found).__name__!r}")
+        as_answered(iter, "__iter__", args[0], found)  # raises
     return found
 
 
