@@ -24,13 +24,10 @@ class InterpretedGenerator(collections.abc.Generator[Any, Any, Any]):
     gi_running = property(lambda self: self._running)
     gi_suspended = property(lambda self: self._started and self._frame is not None and not self._running)
     gi_state = property(
-        lambda it: (
-            f"GEN_{'RUNNING' if it._running else 'CLOSED' if it._frame is None else 'CREATED SUSPENDED'.split()[it._started]}"
-        )
+        lambda g: "GEN_" + ("RUNNING" if g._running else ("CREATED", "SUSPENDED")[g._started] if g._frame else "CLOSED")
     )
     # Variables that nothing reads any more may be gone, so it does not show them.
     gi_frame = property(lambda self: self._frame and types.SimpleNamespace(f_code=self._frame.code))
-    gi_yieldfrom = property(lambda self: self._frame and self._delegate(self._frame))
 
     def __init__(self, interpreter: FrameRunner, frame: Frame | None, started: bool = False) -> None:
         self._interpreter = interpreter
