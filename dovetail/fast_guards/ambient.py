@@ -11,7 +11,7 @@ import torch
 
 from dovetail.guards.ambient import AUTOCAST_DEVICES, WATCHED, AmbientState
 from dovetail.torch_private import autograd as private_autograd
-from dovetail.torch_private import guard_managers as private_guards
+from dovetail.torch_private import guard_managers as private_guard_managers
 from dovetail.torch_private import state as private_state
 
 #: State that torch's C++ check of global state overlooks, such as the type that autocast will use once it is enabled.
@@ -46,31 +46,50 @@ def matcher(state: AmbientState) -> Callable[[], bool]:
                 return False
             if fast is not None and fast():
                 return True
-        # The C++ check also wants the same number of threads: a difference is found slowly, and the check made anew.
+        # The checks in C++ want more than is needed, such as the same number of threads: a difference is found slowly, and they are
+        # made anew.
         if not state.matches():
             return False
-        unchanged = same_answers((*_OVERLOOKED, *private_state.kernel_readers(), *(one.read for one in WATCHED)))
-        # Another mode in the place of one is not seen by their number.
-        fast = None if has_modes else private_guards.global_state_check()
+        made = _checks()
+        if not state.matches():  # another thread has changed something meanwhile
+            return False
+        unchanged, fast = made[0], None if has_modes else made[1]  # another mode in the place of one is not seen by their number
         return True
 
     return matches
 
 
+def _checks() -> tuple[Callable[[], bool], Callable[[], bool]]:
+    """What must be as now, and a check in C++ of the rest, which may say no for other reasons."""
+    counts = private_guard_managers.sees_changed_dictionaries()
+    watched = [one.read for one in WATCHED if not (counts and one.tables)]
+    in_torch = private_guard_managers.global_state_check()
+    tables = [table for one in WATCHED for table in one.tables]
+    if not counts or not tables:
+        unwritten = in_torch
+    else:
+        unwritten = private_guard_managers.unchanged_check([], [], tables)
+    return (
+        same_answers((*_OVERLOOKED, *private_state.kernel_readers(), *watched)),
+        lambda: in_torch() and unwritten(),
+    )
+
+
 def same_answers(readers: Sequence[Callable[[], Any]]) -> Callable[[], bool]:
     """Whether all readers say what they say now, as one expression: it is asked at every call."""
     names: dict[str, Any] = {}
+    texts = []
     for place, read in enumerate(readers):
-        names[f"read{place}"], given = (read.func, read.args) if isinstance(read, functools.partial) else (read, ())
-        names |= {f"given{place}_{index}": value for index, value in enumerate(given)}
-        names[f"said{place}"] = read()
-    return types.FunctionType(_question(tuple([len(getattr(read, "args", ())) for read in readers])), names)
+        text, used = private_guard_managers.INLINED.get(read, ("", {}))
+        if not text:
+            function, given = (read.func, read.args) if isinstance(read, functools.partial) else (read, ())
+            arguments = {f"given{place}_{index}": value for index, value in enumerate(given)}
+            text, used = f"read{place}({', '.join(arguments)})", {f"read{place}": function, **arguments}
+        names |= {**used, f"said{place}": read()}
+        texts.append(f"{text} == said{place}")
+    return types.FunctionType(_question(" and ".join(texts)), names)
 
 
 @functools.cache
-def _question(given: tuple[int, ...]) -> types.CodeType:
-    calls = [
-        f"read{place}({', '.join(f'given{place}_{i}' for i in range(count))})" for place, count in enumerate(given)
-    ]
-    text = " and ".join(f"{call} == said{place}" for place, call in enumerate(calls))
+def _question(text: str) -> types.CodeType:
     return eval(f"lambda: {text}", {}).__code__  # type: ignore[no-any-return]

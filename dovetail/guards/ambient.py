@@ -11,7 +11,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, fields
 from typing import Any, NamedTuple
 
@@ -28,10 +28,11 @@ AUTOCAST_DEVICES = tuple(
 
 
 class Watched(NamedTuple):
-    """More state of torch's, of a rule: what it is now, and why nothing can be captured in it."""
+    """More state of torch's, of a rule: what it is now, why nothing can be captured in it, and the only tables that it is read from."""
 
     read: Callable[[], Any]
     refusal: Callable[[], str | None]
+    tables: Sequence[dict[str, Any]] = ()
 
 
 WATCHED: list[Watched] = []

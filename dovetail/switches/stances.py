@@ -10,6 +10,7 @@ import contextlib
 import difflib
 import functools
 import os
+import sys
 import threading
 import weakref
 from collections.abc import Callable, Iterator
@@ -21,6 +22,7 @@ from dovetail.face.warnings import name_of
 from dovetail.guards.ambient import WATCHED, Watched
 from dovetail.switches import resets, settings
 from dovetail.torch_private import dynamo as private_dynamo
+from dovetail.torch_private.guard_managers import INLINED
 
 Function = TypeVar("Function", bound=Callable[..., Any])
 
@@ -153,4 +155,8 @@ def _refuse(dispatcher: Dispatcher, args: tuple[Any, ...], kwargs: dict[str, Any
 
 
 WATCHED.append(Watched(stance_in_force, lambda: None))
+INLINED[stance_in_force] = (
+    "(here.stance or stances._ours or stance_of_torch())",
+    {"here": _here, "stances": sys.modules[__name__], "stance_of_torch": private_dynamo.compile_stance},
+)
 SURROUNDINGS.insert(0, under_a_stance)

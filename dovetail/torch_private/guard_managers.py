@@ -12,6 +12,20 @@ from typing import Any
 
 import torch
 
+from dovetail.torch_private import autograd as private_autograd
+from dovetail.torch_private import state as private_state
+
+#: Functions in Python that read state, each as an expression that says the same without a call, and the names in it.
+INLINED: dict[Callable[[], Any], tuple[str, dict[str, Any]]] = {
+    private_state.forward_ad_level: ("levels._current_level", {"levels": torch.autograd.forward_ad}),
+    private_autograd.has_saved_tensor_hooks: (
+        "(hooks(True) is not None)",
+        {"hooks": torch._C._autograd._top_saved_tensors_default_hooks},
+    ),
+}
+if hasattr(torch.compiler, "_is_compiling_flag"):
+    INLINED[torch.compiler.is_compiling] = "compiler._is_compiling_flag", {"compiler": torch.compiler}
+
 _version: Callable[[dict[Any, Any]], int] = torch._C._dynamo.guards.dict_version
 
 

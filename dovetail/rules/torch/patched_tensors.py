@@ -110,5 +110,5 @@ def note_for_backward(values: Values) -> None:
     values.note_backward_read(source, predicate, "a method of tensors may be called", always=True)
 
 
-WATCHED.append(Watched(patches, _refusal))
+WATCHED.append(Watched(patches, _refusal, _TABLES))
 RESOLVE.append(_unpatched)
