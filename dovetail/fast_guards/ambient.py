@@ -53,7 +53,10 @@ def matcher(state: AmbientState) -> Callable[[], bool]:
         made = _checks()
         if not state.matches():  # another thread has changed something meanwhile
             return False
-        unchanged, fast = made[0], None if has_modes else made[1]  # another mode in the place of one is not seen by their number
+        unchanged, fast = (
+            made[0],
+            None if has_modes else made[1],
+        )  # another mode in the place of one is not seen by their number
         return True
 
     return matches

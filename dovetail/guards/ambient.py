@@ -28,7 +28,7 @@ AUTOCAST_DEVICES = tuple(
 
 
 class Watched(NamedTuple):
-    """More state of torch's, of a rule: what it is now, why nothing can be captured in it, and the only tables that it is read from."""
+    """More state of torch's, of a rule: what it is now, why nothing can be captured in it, and the tables that alone say it."""
 
     read: Callable[[], Any]
     refusal: Callable[[], str | None]
@@ -192,10 +192,8 @@ class AmbientState:
                     sentences.append(f"autocast dtype on {device} was {old}, is {new}")
             return sentences
         if name == "kernel_flags":
-            labels = private_state.KERNEL_FLAG_NAMES
-            return [
-                f"{label} was {_text(old)}, is {_text(new)}" for label, old, new in zip(labels, then, now) if old != new
-            ]
+            each = zip(private_state.KERNEL_FLAG_NAMES, then, now)
+            return [f"{label} was {_text(old)}, is {_text(new)}" for label, old, new in each if old != new]
         label = next(item.metadata["label"] for item in fields(self) if item.name == name)
         return [f"{label} was {_text(then)}, is {_text(now)}"]
 

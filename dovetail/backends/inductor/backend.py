@@ -5,6 +5,7 @@
 * inputs that the graph gives new values are written by the graph itself (:mod:`dovetail.passes.write_backs`);
 * symbolic floats become tensors (:mod:`.float_inputs`);
 * scalars are computed once, not in every kernel that reads them (:mod:`.scalar_values`);
+* products over a single column become products of elements (:mod:`.outer_products`);
 * convolutions and their gradients read one memory layout (:mod:`.convolution_layouts`, a pass in Inductor), also where they are in
   two graphs (:mod:`.saved_layouts`, a hook behind the partition);
 * faults of Inductor are worked around (:mod:`.workarounds`);
@@ -34,6 +35,7 @@ from dovetail.backends.inductor.fused_optimizers import fused_optimizers
 from dovetail.backends.inductor.generated import Generated, note
 from dovetail.backends.inductor.job import WORKAROUNDS, Job, resolving
 from dovetail.backends.inductor.kept_code import facts, keep_code, key_of_code, take_code
+from dovetail.backends.inductor.outer_products import outer_products
 from dovetail.backends.inductor.picked_classes import picked_classes
 from dovetail.backends.inductor.scalar_values import compute_scalars_once
 from dovetail.backends.protocol import PIPELINE_OPTIONS, Backend, CompiledCallable, Kind, output_arguments
@@ -71,6 +73,7 @@ def wanted_decompositions() -> dict[Any, Callable[..., Any]]:
     table = {**private_inductor.inductor_decompositions(), **fused_optimizers(), **picked_classes()}
     table[torch.ops.aten._efficientzerotensor.default] = _zeros_in_memory
     table |= changing_numbers(table)
+    table |= outer_products(table)
     return {target: rule for target, rule in table.items() if not draws_random_numbers(target)}
 
 
