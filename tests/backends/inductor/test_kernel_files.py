@@ -166,8 +166,13 @@ def test_kernels_outlive_inductors_own_cache(kept: Path, monkeypatch: pytest.Mon
 
 @pytest.mark.slow
 @pytest.mark.parametrize("damage", [b"", b"\x7fELF of something else"])
-def test_files_that_cannot_be_loaded_are_compiled_again(kept: Path, damage: bytes) -> None:
+def test_files_that_cannot_be_loaded_are_compiled_again(
+    kept: Path, damage: bytes, monkeypatch: pytest.MonkeyPatch
+) -> None:
     key = inductor_kernels._key_of_file(joined([(TYPES, DOUBLED), (TYPES, MORE)]))
+    # Another test may have loaded them.
+    for name in [name for name in sys.modules if name.endswith(".kernel")]:
+        monkeypatch.delitem(sys.modules, name)
     assert cache.write("kernels", key, damage)
     with fresh_cache(), kernels_in_few_files():
         assert results(build(DOUBLED, MORE)) == [[0, 2, 4, 6], [1, 2, 3, 4]]
