@@ -251,7 +251,7 @@ def _header_taken(precompile: Callable[..., str]) -> Callable[..., str]:
 
 
 def compile_headers() -> None:
-    """Precompile the headers of kernels, unless that was done before, for graphs to come. Nothing is left of it if it is killed."""
+    """Precompile the headers of kernels, unless that was done before, for graphs to come. Half a header is never taken."""
     from torch._inductor import cpp_builder, cpu_vec_isa
 
     compile_one, kernel = (
@@ -264,7 +264,8 @@ def compile_headers() -> None:
         if found is None:
             return compile_one(command, cwd)
         whole = Path(found[1])
-        beside = whole.with_name(f"{os.getpid()}{whole.suffix}")
+        # One name: Inductor's lock lets one process at a time come here, and the next one writes over what a killed one has left.
+        beside = whole.with_name(f"part-{whole.name}")
         try:
             compile_one(f"{command[: found.start(1)]}{beside}{command[found.end(1) :]}", cwd)
             beside.replace(whole)
