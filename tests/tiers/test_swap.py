@@ -285,9 +285,8 @@ def test_two_functions_swap_by_themselves(background: FakeWorker, slow: SlowBack
 def test_each_graph_between_breaks_swaps(background: FakeWorker, slow: SlowBackend, quiet: None) -> None:
     def broken(x: Tensor) -> Tensor:
         y = silu(x) + 1
-        if y.sum().item() > -100:
-            y = y * 2
-        return y.cos()
+        print(end="")
+        return (y * 2).cos()
 
     compiled = dovetail.compile(broken, backend=NAME)
     for call in range(5):
@@ -301,8 +300,10 @@ def test_each_graph_between_breaks_swaps(background: FakeWorker, slow: SlowBacke
 def test_one_warning_a_function(background: FakeWorker, slow: SlowBackend, quiet: None) -> None:
     def broken(x: Tensor) -> Tensor:
         y = silu(x)
-        y = y * y.sum().item()
-        return y.cos() if y.sum().item() < 100 else y.sin()
+        print(end="")
+        y = y * 2
+        print(end="")
+        return y.cos()
 
     compiled = dovetail.compile(broken, backend=NAME)
     x = torch.randn(3)
