@@ -188,6 +188,7 @@ class Attempts:
             self._findings = state.trace.findings
             try:
                 joint = capture_joint(state)
+                self._findings.raised = None  # Its traceback leads to the trace.
             finally:
                 shared.learn_findings(part, self._findings)
                 if (ended := self._findings.ended) is not None:

@@ -166,6 +166,7 @@ class Interpreter(Names, Attributes, Stores, Operators, Calls, NativeCalls):
         if handlers is None:
             handlers = self._code_handlers[frame.code] = handlers_of(frame.code, frame.decoded)
         instructions = frame.decoded.instructions
+        before: Any = None
         self.frames.append(frame)
         try:
             if error is not None:
@@ -203,7 +204,7 @@ class Interpreter(Names, Attributes, Stores, Operators, Calls, NativeCalls):
                     raise Stop(tuple(self.frames)) from None
             raise
         finally:
-            error = None
+            error = before = None
             self.frames.pop()
 
     def _steps_of_chain(self) -> tuple[int, ...]:
@@ -257,7 +258,8 @@ class Interpreter(Names, Attributes, Stores, Operators, Calls, NativeCalls):
             try:
                 raise error
             finally:
-                # The traceback leads to this call; in a cycle, what the frames hold would outlive the function.
+                # The traceback leads to this call and to the frame; in a cycle, what they hold would outlive the function.
+                frame.stack.clear()
                 del error
         if frame.catches(found):
             self._check_caught(error)
