@@ -50,13 +50,12 @@ def matcher(state: AmbientState) -> Callable[[], bool]:
         # made anew.
         if not state.matches():
             return False
-        made = _checks()
+        same_readings, same_in_torch = _checks()
         if not state.matches():  # another thread has changed something meanwhile
             return False
-        unchanged, fast = (
-            made[0],
-            None if has_modes else made[1],
-        )  # another mode in the place of one is not seen by their number
+        unchanged = same_readings
+        # Another mode in the place of one is not seen by their number.
+        fast = None if has_modes else same_in_torch
         return True
 
     return matches

@@ -254,10 +254,8 @@ def compile_headers() -> None:
     """Precompile the headers of kernels, unless that was done before, for graphs to come. Half a header is never taken."""
     from torch._inductor import cpp_builder, cpu_vec_isa
 
-    compile_one, kernel = (
-        cpp_builder.run_compile_cmd,
-        '#include <torch/csrc/inductor/cpp_prefix.h>\nextern "C"  void kernel(float* out)\n{\n}\n',
-    )
+    compile_one = cpp_builder.run_compile_cmd
+    kernel = '#include <torch/csrc/inductor/cpp_prefix.h>\nextern "C"  void kernel(float* out)\n{\n}\n'
 
     def compile_beside(command: str, cwd: str) -> None:
         found = re.search(r" -o (\S+[.][gp]ch)(?= |$)", command)
