@@ -11,11 +11,9 @@ import torch
 
 from dovetail.aot.joint_graph import JointGraph
 from dovetail.aot.tangents import specialise_tangents
-from dovetail.runtime.function import TangentStrides
+from dovetail.runtime.function import FlatCallable, Pattern, TangentStrides
 from dovetail.torch_private import sizes as private_sizes
 
-FlatCallable = Callable[[list[Any]], list[Any]]
-Pattern = tuple[bool, ...]
 #: A mark in the ``meta`` of a tangent that the backward may be given with any strides.
 ANY_LAYOUT = "any_layout"
 
@@ -109,9 +107,7 @@ def tangent_strides(joint: JointGraph) -> TangentStrides | None:
         return lambda primals: plain
     if any(map(private_sizes.is_data_number, steps)):
         return None
-    compute = joint.capture.bindings.function(
-        [private_sizes.expression_of(step) if private_sizes.is_symbolic(step) else step for step in steps]
-    )
+    compute = joint.capture.bindings.function([*map(private_sizes.expression_of, steps)])
     lengths = [len(item) for item in strides]
 
     def evaluate(primals: Sequence[torch.Tensor]) -> list[tuple[int, ...]]:

@@ -27,7 +27,7 @@ class AutogradView:
         sizes: list[Any] = []
 
         def note(size: Any) -> Any:
-            sizes.append(private_sizes.expression_of(size) if private_sizes.is_symbolic(size) else size)
+            sizes.append(private_sizes.expression_of(size))
             return size
 
         with torch.no_grad():
@@ -62,7 +62,9 @@ class StridedView:
         self._compute: Any = None
         if self.plain is None:
             offset = view.storage_offset() - base.storage_offset()
-            self._compute = bindings.function(_expressions((*view.shape, *view.stride(), offset)))
+            self._compute = bindings.function(
+                [*map(private_sizes.expression_of, (*view.shape, *view.stride(), offset))]
+            )
 
     def __call__(self, base: torch.Tensor, inputs: Sequence[torch.Tensor]) -> torch.Tensor:
         """The view, of another base."""
@@ -115,9 +117,5 @@ def _plain_geometry(view: torch.Tensor, base: Any) -> Geometry | None:
 
 
 def _layout(value: torch.Tensor) -> tuple[Any, ...]:
-    numbers = _expressions((*value.shape, *value.stride(), value.storage_offset()))
+    numbers = map(private_sizes.expression_of, (*value.shape, *value.stride(), value.storage_offset()))
     return (value.dtype, value.is_conj(), value.is_neg(), *numbers)
-
-
-def _expressions(numbers: Sequence[Any]) -> list[Any]:
-    return [private_sizes.expression_of(item) if private_sizes.is_symbolic(item) else item for item in numbers]

@@ -14,12 +14,10 @@ import types
 from collections.abc import Callable, Container, Sequence
 from typing import Any
 
-import torch
-
 from dovetail.fast_guards.remembered import has_plain_dict
 from dovetail.guards.container_predicate import DictKeys, HasNoKey, Length
 from dovetail.guards.guard import Guard
-from dovetail.guards.predicate import Equals, Identity, Predicate, Relation, TypeIs
+from dovetail.guards.predicate import SINGLETON_TYPES, Equals, Identity, Predicate, Relation, TypeIs
 from dovetail.guards.reading import FETCH_ERRORS, class_dict, class_order, instance_dict, is_heap_type
 from dovetail.guards.source import AttributeSource, CellSource, InstanceDictSource, ItemSource, Source
 from dovetail.guards.tree import Group, Node, Tree
@@ -28,9 +26,6 @@ from dovetail.torch_private import guard_managers as private_guard_managers
 _FUNCTION_SLOTS = frozenset({"__code__", "__defaults__", "__kwdefaults__", "__closure__"})
 _BUILTIN_KEYS = frozenset({str, int, bytes, bool, type(None)})
 _BUILTIN_CONSTANTS = frozenset({str, int, bytes})
-_SINGLETONS = frozenset(
-    {bool, type(None), type(Ellipsis), type(NotImplemented), torch.dtype, torch.layout, torch.memory_format}
-)
 _CONTAINERS = (dict, list, tuple)
 
 
@@ -214,7 +209,7 @@ class NativeWriter:
                 step.has_type(predicate.cls)
             case Identity(is_weak=False):
                 step.is_object(predicate.read())
-            case Equals() if type(predicate.value) in _SINGLETONS:
+            case Equals() if type(predicate.value) in SINGLETON_TYPES:
                 step.is_object(predicate.value)
             case Equals() if type(predicate.value) in _BUILTIN_CONSTANTS:
                 step.equals(predicate.value)

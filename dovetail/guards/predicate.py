@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 
 _SIMPLE_TYPES = frozenset({int, str, bytes, torch.device})
-_SINGLETON_TYPES = frozenset(
+SINGLETON_TYPES = frozenset(
     {bool, type(None), type(Ellipsis), type(NotImplemented), torch.dtype, torch.layout, torch.memory_format}
 )
 #: Tuples up to this length are compared item by item in a generated check.
@@ -197,7 +197,7 @@ def _written_object(writer: Writer, value: Any) -> str:
 def _written_comparison(writer: Writer, value: Any, variable: str) -> str:
     """A comparison with a constant that runs no code but that of built-in types."""
     kind = type(value)
-    if kind in _SINGLETON_TYPES or issubclass(kind, enum.Enum):
+    if kind in SINGLETON_TYPES or issubclass(kind, enum.Enum):
         return f"{variable} is {_written_object(writer, value)}"
     same_type = f"type({variable}) is {writer.constant(kind, 'type_')}"
     if kind in _SIMPLE_TYPES:

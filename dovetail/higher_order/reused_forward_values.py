@@ -131,9 +131,9 @@ def _sizes_of_inputs(inputs: Sequence[torch.fx.Node], before: Sequence[torch.fx.
         if one is None or other is None or not (one.layout is other.layout is torch.strided):
             continue
         for size, known in zip((*one.shape, *one.stride()), (*other.shape, *other.stride()), strict=False):
-            expression = _expression(size)
+            expression = private_sizes.expression_of(size)
             if private_sizes.is_symbol(expression):
-                found.setdefault(expression, _expression(known))
+                found.setdefault(expression, private_sizes.expression_of(known))
     return found
 
 
@@ -153,12 +153,10 @@ def _is_alike(one: torch.fx.Node, other: torch.fx.Node, sizes: Mapping[Any, Any]
 
 
 def _is_same_size(size: Any, known: Any, sizes: Mapping[Any, Any]) -> bool:
-    expression = _expression(size)
+    expression = private_sizes.expression_of(size)
     symbols = private_sizes.symbols_of(expression)
     if not symbols:
-        return bool(expression == _expression(known))
-    return all(symbol in sizes for symbol in symbols) and bool(expression.xreplace(sizes) == _expression(known))
-
-
-def _expression(size: Any) -> Any:
-    return private_sizes.expression_of(size) if private_sizes.is_symbolic(size) else size
+        return bool(expression == private_sizes.expression_of(known))
+    return all(symbol in sizes for symbol in symbols) and bool(
+        expression.xreplace(sizes) == private_sizes.expression_of(known)
+    )

@@ -49,7 +49,7 @@ class EffectRecipe:
         return found or None
 
 
-def _dict_class(container: Any) -> Any:
+def dict_class(container: Any) -> Any:
     """The class whose methods write past the container's own: an ordered dictionary keeps a list of its keys beside the table."""
     return OrderedDict if isinstance(container, OrderedDict) else dict
 
@@ -59,7 +59,7 @@ def write_items(container: Any, items: Mapping[Any, Any], deleted: tuple[Any, ..
     if type(container) is dict and not deleted:
         container.update(items)
         return
-    base = _dict_class(container)
+    base = dict_class(container)
     for key in deleted:
         base.pop(container, key, None)
     for key, item in items.items():
@@ -67,7 +67,7 @@ def write_items(container: Any, items: Mapping[Any, Any], deleted: tuple[Any, ..
 
 
 def _write_all_items(container: Any, items: Mapping[Any, Any], deleted: tuple[Any, ...]) -> None:
-    _dict_class(container).clear(container)
+    dict_class(container).clear(container)
     write_items(container, items)
 
 

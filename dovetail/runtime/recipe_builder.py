@@ -219,8 +219,7 @@ class RecipeBuilder:
         if call is not None:
             return self._call(number, *call)
         if isinstance(value, tuple):
-            with _Unfinished(self._unfinished, number):
-                return TupleItem(kind, tuple(self.build(item) for item in tuple.__iter__(value)), number)
+            return TupleItem(kind, self._parts(number, tuple.__iter__(value)), number)
         return self._of_python(value, kind, number) or self._object(value, kind, number)
 
     def made(self, value: Any, maker: Callable[..., Any], items: Iterable[Any]) -> Recipe:
@@ -238,9 +237,15 @@ class RecipeBuilder:
         return number
 
     def _call(self, number: int, function: Any, items: Iterable[Any], state: Any = None) -> CallItem:
-        with _Unfinished(self._unfinished, number):
-            built = tuple(self.build(item) for item in items)
-            return CallItem(ConstantItem(function), built, number, None if state is None else self.build(state))
+        *built, last = self._parts(number, (*items, state))
+        return CallItem(ConstantItem(function), tuple(built), number, None if state is None else last)
+
+    def _parts(self, number: int, parts: Iterable[Any]) -> tuple[Recipe, ...]:
+        """The recipes of parts that must not lead back to the object of this number: it is made after them."""
+        self._unfinished.add(number)
+        built = tuple(map(self.build, parts))
+        self._unfinished.remove(number)
+        return built
 
     def _of_python(self, value: Any, kind: type, number: int) -> Recipe | None:
         """Parts of Python's own machinery: cells, functions, exceptions."""
@@ -294,19 +299,6 @@ class RecipeBuilder:
             if is_native or not has_state:
                 raise _refusal(value)
         return ObjectItem(kind, number, items, pairs, tuple(attributes))
-
-
-class _Unfinished:
-    """While the block runs, an object's parts are built that must not lead back to it."""
-
-    def __init__(self, unfinished: set[int], number: int) -> None:
-        self._unfinished, self._number = unfinished, number
-
-    def __enter__(self) -> None:
-        self._unfinished.add(self._number)
-
-    def __exit__(self, *details: object) -> None:
-        self._unfinished.discard(self._number)
 
 
 def _refusal(value: Any) -> CaptureError:

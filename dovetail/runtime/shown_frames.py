@@ -16,7 +16,7 @@ import ast
 import dis
 import functools
 import types
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any
 
 from dovetail.torch_private import packages as private_packages
@@ -106,27 +106,24 @@ def _is_internal(frame: types.FrameType) -> bool:
     return _is_made_here(frame, _CALLS) or name.startswith(_INTERNAL)
 
 
-def _chain(entries: Sequence[types.TracebackType], wanted: Callable[[types.FrameType], bool]) -> Any:
-    kept = [entry for entry in entries if wanted(entry.tb_frame)]
+def _chain(traceback: types.TracebackType | None, wanted: Callable[[types.FrameType], bool]) -> Any:
+    """The entries of a traceback whose frames are wanted, chained again."""
+    entries = []
+    while traceback is not None:
+        if wanted(traceback.tb_frame):
+            entries.append(traceback)
+        traceback = traceback.tb_next
     found: types.TracebackType | None = None
-    for entry in reversed(kept):
+    for entry in reversed(entries):
         if entry.tb_next is not found:
             entry = types.TracebackType(found, entry.tb_frame, entry.tb_lasti, entry.tb_lineno)
         found = entry
     return found
 
 
-def _entries(traceback: types.TracebackType | None) -> list[types.TracebackType]:
-    entries = []
-    while traceback is not None:
-        entries.append(traceback)
-        traceback = traceback.tb_next
-    return entries
-
-
 def shown_part(traceback: types.TracebackType | None) -> types.TracebackType | None:
-    """What of a traceback may outlive a trace: frames without variables."""
-    return _chain(_entries(traceback), is_shown_frame)  # type: ignore[no-any-return]
+    """The part of a traceback that may outlive a trace: frames without variables."""
+    return _chain(traceback, is_shown_frame)  # type: ignore[no-any-return]
 
 
 def passed_traceback(
@@ -134,5 +131,5 @@ def passed_traceback(
 ) -> types.TracebackType:
     """A traceback without the interpreter's frames, after the exception has reached a frame of this code at this place."""
     shown, offset = shown_frame(code, variables, place)
-    inner = _chain(_entries(traceback), lambda frame: not _is_internal(frame))
+    inner = _chain(traceback, lambda frame: not _is_internal(frame))
     return types.TracebackType(inner, shown, offset, place.lineno or 1)

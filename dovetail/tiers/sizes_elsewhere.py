@@ -66,6 +66,6 @@ class SizesThere:
         if not isinstance(data, dict):
             return data
         number = evaluate(data["size"], self._symbols)
-        if str(private_sizes.expression_of(number) if private_sizes.is_symbolic(number) else number) != data["text"]:
+        if str(private_sizes.expression_of(number)) != data["text"]:
             raise UnportableError(f"the size {data['text']} is another expression elsewhere")
         return number

@@ -53,8 +53,8 @@ def hint(value: Any) -> int:
 
 
 def expression_of(value: Any) -> Any:
-    """The expression of a symbolic number, simplified by what is known by now."""
-    return value.node.expr
+    """The expression of a symbolic number, simplified by what is known by now; a plain number is its own."""
+    return value.node.expr if is_symbolic(value) else value
 
 
 def first_expression(value: Any) -> Any:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import operator
 import types
 from abc import abstractmethod
-from collections import OrderedDict, deque
+from collections import deque
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any, Literal
@@ -19,6 +19,7 @@ from dovetail.frontend.code.points import is_bound
 from dovetail.frontend.values.leaves import is_leaf_value
 from dovetail.guards import ItemSource, Source
 from dovetail.guards.reading import plain_items
+from dovetail.runtime.effects import dict_class
 
 MISSING = object()
 
@@ -85,7 +86,7 @@ class WrittenDict(Written):
     """A dictionary; ``written`` are the keys that native code or the program may have written, ``set`` those surely written."""
 
     def __init__(self, container: dict[Any, Any], source: Source) -> None:
-        self.base = dict_base(container)
+        self.base = dict_class(container)
         super().__init__(container, source, self.base(self.base.items(container)))
         self.written: set[Any] = set()
         self._set: set[Any] = set()
@@ -410,13 +411,8 @@ def _copied(container: Any, source: Source) -> Written:
     raise Break(f"a {type(container).__name__} that existed before the call is written to")
 
 
-def dict_base(container: dict[Any, Any]) -> Any:
-    """The builtin class whose methods write a dictionary past its own class: an ordered one keeps a list of its keys."""
-    return OrderedDict if isinstance(container, OrderedDict) else dict
-
-
 def _base(container: Any) -> Any:
-    return dict_base(container) if isinstance(container, dict) else list
+    return dict_class(container) if isinstance(container, dict) else list
 
 
 def own_attribute(target: Any, name: str) -> Any:
