@@ -9,9 +9,20 @@ True
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import difflib
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from typing import ClassVar
+
+
+def did_you_mean(name: object, known: Iterable[str], otherwise: str) -> str:
+    """Advice on a name that is not known: the names near it, else ``otherwise``.
+
+    >>> did_you_mean("brakes", ["breaks", "guards"], "there are two topics")
+    "did you mean 'breaks'?"
+    """
+    near = difflib.get_close_matches(str(name), list(known))
+    return f"did you mean {', '.join(map(repr, near))}?" if near else otherwise
 
 
 @dataclass(frozen=True)

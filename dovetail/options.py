@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, fields
 from typing import Any
 
-from dovetail.errors import OptionError
+from dovetail.errors import OptionError, did_you_mean
 
 #: What options may be that are one of a few values.
 CHOICES: dict[str, tuple[object, ...]] = {
@@ -65,11 +64,8 @@ def make_options(**given: Any) -> Options:
     """
     known = [entry.name for entry in fields(Options)]
     for name in sorted(given.keys() - set(known)):
-        near = difflib.get_close_matches(name, known, n=3, cutoff=0.5)
-        raise OptionError(
-            f"dovetail.compile has no option {name!r}",
-            advice=f"did you mean {', '.join(near)}?" if near else f"the options are: {', '.join(known)}",
-        )
+        advice = did_you_mean(name, known, f"the options are: {', '.join(known)}")
+        raise OptionError(f"dovetail.compile has no option {name!r}", advice=advice)
     options = Options(**given)
     for name in CHOICES:
         check_choice(name, getattr(options, name))

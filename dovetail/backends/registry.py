@@ -14,7 +14,6 @@
 from __future__ import annotations
 
 import dataclasses
-import difflib
 import importlib
 import inspect
 import threading
@@ -28,7 +27,7 @@ import torch
 from dovetail.backends.aten import ATEN
 from dovetail.backends.eager import EAGER
 from dovetail.backends.protocol import Backend, Kind, Numerics
-from dovetail.errors import BackendError, UnknownBackendError
+from dovetail.errors import BackendError, UnknownBackendError, did_you_mean
 from dovetail.torch_private import compilers as private_compilers
 
 ENTRY_POINT_GROUP = "dovetail.backends"
@@ -184,10 +183,8 @@ def _by_name(name: str) -> Backend:
         found = _load(f"{_FOREIGN}.torch_registered:torch_registered_backend")(name)
     if found is not None:
         return found
-    near = difflib.get_close_matches(name, list_backends(), n=3, cutoff=0.5)
-    advice = f"use one of {', '.join(list_backends(torch_backends=False))}, or register it with register_backend"
-    if near:
-        advice = f"did you mean {', '.join(map(repr, near))}?"
+    others = f"use one of {', '.join(list_backends(torch_backends=False))}, or register it with register_backend"
+    advice = did_you_mean(name, list_backends(), others)
     raise UnknownBackendError(f"there is no backend named {name!r}", advice=advice)
 
 

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 
 from dovetail.aot.joint_graph import JointGraph
-from dovetail.aot.nodes import needed_for
+from dovetail.aot.nodes import needed_for, writes_in_place
 from dovetail.aot.steps import Lowering, Table, decomposes
 from dovetail.errors import GraphInvalidError
 from dovetail.torch_private import numbers as private_numbers
@@ -167,7 +167,7 @@ def decompose_graph(
     result is not functional.
     """
     old_output = graph_module.graph.output_node()
-    mutations_before = {node.target for node in graph_module.graph.nodes if _mutates(node)}
+    mutations_before = {node.target for node in graph_module.graph.nodes if writes_in_place(node)}
     tracer = _Tracer()
     graph = torch.fx.Graph(tracer_cls=private_tracing.PythonKeyTracer)
     tracer.graph = graph
@@ -186,7 +186,7 @@ def decompose_graph(
             node.replace_all_uses_with(node.args[0])
             graph.erase_node(node)
     clean_views(graph)
-    made = [node for node in graph.nodes if _mutates(node) and node.target not in mutations_before]
+    made = [node for node in graph.nodes if writes_in_place(node) and node.target not in mutations_before]
     if made:
         raise GraphInvalidError(
             f"a decomposition writes in place: {made[0].format_node()}",
@@ -238,10 +238,6 @@ def _entries(graph_module: torch.fx.GraphModule) -> list[Any]:
     return list(entries)
 
 
-def _mutates(node: torch.fx.Node) -> bool:
-    return isinstance(node.target, private_operators.OpOverload) and node.target._schema.is_mutable
-
-
 _IDENTITIES = frozenset(
     {
         torch.ops.aten.alias.default,
@@ -262,7 +258,7 @@ def clean_views(graph: torch.fx.Graph) -> None:
     A view that the graph returns is kept: it is another tensor than its base. So is every view in a graph that writes
     in place.
     """
-    if not any(_mutates(node) for node in graph.nodes):
+    if not any(map(writes_in_place, graph.nodes)):
         for node in list(graph.nodes):
             if node.op != "call_function" or node.target not in _IDENTITIES:
                 continue

@@ -61,13 +61,13 @@ def scale_loss(factor: float) -> Callable[[JointGraph], None]:
     def scale(joint: JointGraph) -> None:
         # The gradients first: one of them may be the tangent itself.
         divided = {
-            position: joint.call(aten.div.Tensor, node, float(factor))
-            for position, node in enumerate(joint.results)
-            if position >= joint.num_forward_outputs and node is not None
+            descriptor: joint.call(aten.div.Tensor, node, float(factor))
+            for descriptor, node in zip(
+                joint.output_descriptors[joint.num_forward_outputs :], joint.gradients, strict=True
+            )
+            if descriptor is not None and node is not None
         }
-        for position, node in divided.items():
-            descriptor = joint.output_descriptors[position]
-            assert descriptor is not None
+        for descriptor, node in divided.items():
             joint.replace_output(descriptor, node)
         for tangent in joint.tangents:
             scaled = joint.call(aten.mul.Tensor, tangent, float(factor))
@@ -78,17 +78,15 @@ def scale_loss(factor: float) -> Callable[[JointGraph], None]:
 
 def _gradients(joint: JointGraph, names: set[str] | None) -> dict[Descriptor, torch.fx.Node]:
     """The gradients of parameters, by their descriptor."""
-    found: dict[Descriptor, torch.fx.Node] = {}
-    for node, descriptor in zip(joint.results, joint.output_descriptors, strict=True):
-        if node is not None and isinstance(descriptor, Gradient) and isinstance(descriptor.of, ParamInput):
-            found[descriptor] = node
+    found: dict[Descriptor, torch.fx.Node] = {
+        descriptor: node
+        for node, descriptor in zip(joint.results, joint.output_descriptors, strict=True)
+        if node is not None and isinstance(descriptor, Gradient) and isinstance(descriptor.of, ParamInput)
+    }
     if names is None:
         return found
-    known = {descriptor.of.fqn for descriptor in found if isinstance(descriptor, Gradient)}  # type: ignore[attr-defined]
-    if not names <= known:
-        raise KeyError(f"there is no gradient of {sorted(names - known)[0]!r}")
-    return {
-        descriptor: node
-        for descriptor, node in found.items()
-        if isinstance(descriptor, Gradient) and descriptor.of.fqn in names  # type: ignore[attr-defined]
-    }
+    wanted = {name: Gradient(ParamInput(name)) for name in sorted(names)}
+    for name, descriptor in wanted.items():
+        if descriptor not in found:
+            raise KeyError(f"there is no gradient of {name!r}")
+    return {descriptor: node for descriptor, node in found.items() if descriptor in wanted.values()}

@@ -19,7 +19,7 @@ from typing import Any
 
 import torch
 
-from dovetail.aot.nodes import kept_anyway, memory_kept_by
+from dovetail.aot.nodes import kept_anyway, memory_kept_by, memory_of
 from dovetail.errors import BackendError, OptionError
 from dovetail.options import check_budget
 from dovetail.torch_private import operators as private_operators
@@ -89,8 +89,8 @@ def estimate_cost(node: torch.fx.Node) -> float:
         return 0.0
     if not isinstance(result, (torch.Tensor, tuple, list)):
         return 0.0
-    inputs = {_storage_key(item.meta.get("val")) for item in node.all_input_nodes}
-    if isinstance(result, torch.Tensor) and _storage_key(result) in inputs:
+    memory = memory_of(node)
+    if memory is not None and memory in map(memory_of, node.all_input_nodes):
         # A view: no data is touched.
         return 1.0
     values = [item.meta.get("val") for item in node.all_input_nodes]
@@ -99,10 +99,6 @@ def estimate_cost(node: torch.fx.Node) -> float:
         private_sizes.hint(item.numel()) * item.element_size() for item in values if isinstance(item, torch.Tensor)
     )
     return BYTES_PER_CALL + traffic + _operations(node) / OPERATIONS_PER_BYTE
-
-
-def _storage_key(value: Any) -> int:
-    return int(value.untyped_storage()._cdata) if isinstance(value, torch.Tensor) else -1
 
 
 def _operations(node: torch.fx.Node) -> float:

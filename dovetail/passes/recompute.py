@@ -121,11 +121,7 @@ def _measure(lowering: Lowering, unit: BackendGraph) -> BackendGraph:
 def measured_bytes(values: Sequence[Any], free: Iterable[Any]) -> int:
     """Bytes that real saved values keep alive, each storage once, without those of the tensors in ``free``."""
     tensors = [value for value in values if isinstance(value, torch.Tensor)]
-    storages = {_storage_key(value): value.untyped_storage().nbytes() for value in tensors}
+    storages = {value.untyped_storage()._cdata: value.untyped_storage().nbytes() for value in tensors}
     for value in free:
-        storages.pop(_storage_key(value), None)
+        storages.pop(value.untyped_storage()._cdata, None)
     return sum(storages.values())
-
-
-def _storage_key(value: torch.Tensor) -> int:
-    return int(value.untyped_storage()._cdata)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import functools
 import importlib
 import inspect
@@ -14,7 +13,7 @@ from typing import TYPE_CHECKING, Any, ParamSpec, Protocol, TypedDict, TypeVar, 
 import torch
 
 from dovetail.backends import Backend
-from dovetail.errors import OptionError
+from dovetail.errors import OptionError, did_you_mean
 from dovetail.events import EventLog
 from dovetail.face import compile as face
 from dovetail.face.compiled_function import CompiledFunction
@@ -206,8 +205,7 @@ def _called_by(kind: type) -> str:
 def _compiled(function: Any, given: dict[str, Any]) -> Any:
     for name in given:
         if name not in _DEFAULTS:
-            near = difflib.get_close_matches(name, _DEFAULTS, n=3, cutoff=0.5)
-            advice = f"did you mean {', '.join(near)}?" if near else f"the options are: {', '.join(_DEFAULTS)}"
+            advice = did_you_mean(name, _DEFAULTS, f"the options are: {', '.join(_DEFAULTS)}")
             raise OptionError(f"dovetail.compile has no option {name!r}; {advice}")
     for name in _OURS:
         if not isinstance(given.get(name, False), bool):

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Mapping
 from typing import Any
 
 import torch
 
-from dovetail.errors import OptionError
+from dovetail.errors import OptionError, did_you_mean
 
 _TUNED = {"max_autotune": True, "coordinate_descent_tuning": True}
 #: Settings of Inductor by mode, and whether GPU work is recorded as CUDA graphs.
@@ -49,8 +48,7 @@ def without_modes(given: Mapping[str, Any]) -> dict[str, Any]:
     if mode is None:
         return ours
     if mode not in MODES:
-        near = difflib.get_close_matches(str(mode), MODES, n=1)
-        advice = f"did you mean {near[0]!r}?" if near else f"the modes are: {', '.join(MODES)}"
+        advice = did_you_mean(mode, MODES, f"the modes are: {', '.join(MODES)}")
         raise OptionError(f"there is no mode {mode!r}", advice=advice)
     settings, records = MODES[mode]
     backend = given.get("backend")

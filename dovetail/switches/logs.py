@@ -6,7 +6,6 @@ other's. Topics that ``DOVETAIL_LOG`` or ``TORCH_LOGS`` asks for are written to 
 
 from __future__ import annotations
 
-import difflib
 import logging
 import os
 import sys
@@ -16,7 +15,7 @@ from typing import Any
 import torch
 
 from dovetail.aot.steps import Lowering, after_partition
-from dovetail.errors import OptionError
+from dovetail.errors import OptionError, did_you_mean
 from dovetail.events import Event, EventLog
 from dovetail.guards.checker import ACCELERATORS, Checker
 from dovetail.torch_private import dynamo as private_dynamo
@@ -72,8 +71,7 @@ def set_logs(*topics: str) -> None:
     """
     for name in topics:
         if name not in (*TOPICS, "all"):
-            near = difflib.get_close_matches(name, TOPICS, n=1)
-            advice = f"did you mean {near[0]!r}?" if near else f"the topics are: {', '.join(TOPICS)}"
+            advice = did_you_mean(name, TOPICS, f"the topics are: {', '.join(TOPICS)}")
             raise OptionError(f"there is no topic {name!r} to log", advice=advice)
     for name in TOPICS:
         is_shown = name in topics or "all" in topics

@@ -7,7 +7,6 @@ A stance is state of the process, as torch's is. While it is another one than "d
 from __future__ import annotations
 
 import contextlib
-import difflib
 import functools
 import os
 import sys
@@ -16,7 +15,7 @@ import weakref
 from collections.abc import Callable, Iterator
 from typing import Any, TypeVar
 
-from dovetail.errors import OptionError, RecompileError
+from dovetail.errors import OptionError, RecompileError, did_you_mean
 from dovetail.face.dispatcher import SURROUNDINGS, Dispatcher, Run
 from dovetail.face.warnings import name_of
 from dovetail.guards.ambient import WATCHED, Watched
@@ -86,8 +85,7 @@ class set_stance:
 
     def __init__(self, stance: str = "default") -> None:
         if stance not in STANCES:
-            near = difflib.get_close_matches(str(stance), STANCES, n=1)
-            advice = f"did you mean {near[0]!r}?" if near else f"the stances are: {', '.join(STANCES)}"
+            advice = did_you_mean(stance, STANCES, f"the stances are: {', '.join(STANCES)}")
             raise OptionError(f"there is no stance {stance!r}", advice=advice)
         self.stance = stance
         self._before = _put(None if stance == "default" else stance)

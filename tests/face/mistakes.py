@@ -480,6 +480,6 @@ def step(x):
 compile(step, full_graph=True)(torch.ones(3))
 """,
     "compile(step, full_graph=True)(torch.ones(3))",
-    ("full_graph", "did you mean fullgraph?"),
+    ("full_graph", "did you mean 'fullgraph'?"),
     "Error",
 )

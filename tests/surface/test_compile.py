@@ -28,8 +28,8 @@ ROOT = Path(__file__).parents[2]
 @pytest.mark.parametrize(
     ("given", "message"),
     [
-        ({"full_graph": True}, "did you mean fullgraph"),
-        ({"modee": "default"}, "did you mean mode"),
+        ({"full_graph": True}, "did you mean 'fullgraph'"),
+        ({"modee": "default"}, "did you mean 'mode'"),
         ({"nonsense": 1}, "the options are: backend, fullgraph, dynamic, mode"),
         ({"mode": "max_autotune"}, "no mode 'max_autotune'(.|\n)*did you mean 'max-autotune'"),
         ({"mode": "fast"}, "the modes are: default, reduce-overhead"),

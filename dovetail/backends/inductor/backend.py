@@ -18,7 +18,6 @@ from __future__ import annotations
 
 import collections
 import contextlib
-import difflib
 import functools
 import hashlib
 from collections.abc import Callable, Mapping, Sequence
@@ -39,7 +38,7 @@ from dovetail.backends.inductor.outer_products import outer_products
 from dovetail.backends.inductor.picked_classes import picked_classes
 from dovetail.backends.inductor.scalar_values import compute_scalars_once
 from dovetail.backends.protocol import PIPELINE_OPTIONS, Backend, CompiledCallable, Kind, output_arguments
-from dovetail.errors import BackendError, OptionError
+from dovetail.errors import BackendError, OptionError, did_you_mean
 from dovetail.passes.write_backs import write_back
 from dovetail.torch_private import inductor as private_inductor
 from dovetail.torch_private import inductor_cache as private_inductor_cache
@@ -135,10 +134,10 @@ def _passes(key: str) -> dict[str, Any]:
 
 def _make_settings(options: Mapping[str, Any]) -> dict[str, Any]:
     given = {name: value for name, value in options.items() if name not in PIPELINE_OPTIONS}
-    unknown = sorted(given.keys() - private_inductor.inductor_setting_names())
+    known = private_inductor.inductor_setting_names()
+    unknown = sorted(given.keys() - known)
     if unknown:
-        near = difflib.get_close_matches(unknown[0], private_inductor.inductor_setting_names(), n=3)
-        advice = f"did you mean {', '.join(near)}?" if near else f"use names from {private_inductor.SETTINGS}"
+        advice = did_you_mean(unknown[0], known, f"use names from {private_inductor.SETTINGS}")
         raise OptionError(f"backend 'inductor' has no option {unknown[0]!r}", advice=advice)
     return {"fallback_random": True, **given}
 
