@@ -45,6 +45,13 @@ def autocast_state() -> tuple[tuple[str, bool, torch.dtype], ...]:
     return tuple((name, torch.is_autocast_enabled(name), torch.get_autocast_dtype(name)) for name in AUTOCAST_DEVICES)
 
 
+def set_autocast(state: Iterable[tuple[str, bool, torch.dtype]]) -> None:
+    """Switch autocast to a state that :func:`autocast_state` has read."""
+    for device, enabled, dtype in state:
+        torch.set_autocast_enabled(device, enabled)
+        torch.set_autocast_dtype(device, dtype)
+
+
 @contextlib.contextmanager
 def without_autocast() -> Iterator[None]:
     """No autocast in the block, on any device.

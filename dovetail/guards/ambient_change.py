@@ -16,7 +16,7 @@ from dataclasses import dataclass
 
 import torch
 
-from dovetail.guards.ambient import AmbientState
+from dovetail.guards.ambient import AmbientState, set_autocast
 from dovetail.torch_private import state as private_state
 
 SETTABLE = frozenset(
@@ -71,10 +71,7 @@ class AmbientChange:
     def _set(old: AmbientState, new: AmbientState, nesting: int) -> None:
         if old.grad_mode is not new.grad_mode:
             torch.set_grad_enabled(new.grad_mode)
-        for device, enabled, dtype in new.autocast:
-            if (device, enabled, dtype) not in old.autocast:
-                torch.set_autocast_enabled(device, enabled)
-                torch.set_autocast_dtype(device, dtype)
+        set_autocast(item for item in new.autocast if item not in old.autocast)
         torch.set_autocast_cache_enabled(new.autocast_cache)
         if old.default_dtype is not new.default_dtype:
             torch.set_default_dtype(new.default_dtype)

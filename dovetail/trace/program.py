@@ -16,7 +16,7 @@ import torch
 from torch.overrides import TorchFunctionMode
 
 from dovetail.errors import CaptureError
-from dovetail.guards.ambient import autocast_state
+from dovetail.guards.ambient import autocast_state, set_autocast
 from dovetail.guards.ambient_change import autocast_nesting
 from dovetail.torch_private import autograd as private_autograd
 from dovetail.torch_private import sizes as private_sizes
@@ -58,15 +58,9 @@ def _autocast(state: AutocastState) -> Iterator[None]:
     before = autocast_state()
     with contextlib.ExitStack() as stack:
         if before != state:
-            stack.callback(_set_autocast, before)
-            _set_autocast(state)
+            stack.callback(set_autocast, before)
+            set_autocast(state)
         yield
-
-
-def _set_autocast(state: AutocastState) -> None:
-    for device, enabled, dtype in state:
-        torch.set_autocast_enabled(device, enabled)
-        torch.set_autocast_dtype(device, dtype)
 
 
 @dataclass(frozen=True)
