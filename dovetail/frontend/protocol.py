@@ -41,8 +41,10 @@ class FrameRunner(Protocol):
     def restorer(self, started: bool, point: FramePoint | None) -> Any:
         """Makes a generator that goes on for real from the live values of its frame."""
 
-    def handled_exception(self, frame: Frame) -> BaseException | None:
+    def handled_exception(self) -> BaseException | None:
         """The exception that a bare ``raise`` raises again."""
+        found = (frame.current_exceptions[-1] for frame in reversed(self.frames) if frame.current_exceptions)
+        return next(found, None)
 
     def make_generator(self, frame: Frame) -> Any:
         """The generator object for a frame that starts with RETURN_GENERATOR."""

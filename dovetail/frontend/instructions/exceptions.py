@@ -31,7 +31,7 @@ TABLE["LOAD_ASSERTION_ERROR"] = lambda interpreter, frame, item: frame.stack.app
 
 @handles("RAISE_VARARGS")
 def raise_varargs(interpreter: FrameRunner, frame: Frame, instruction: Instruction) -> None:
-    handled = interpreter.handled_exception(frame)
+    handled = interpreter.handled_exception()
     if instruction.arg == 0:
         if handled is None:
             raise RuntimeError("No active exception to reraise")

@@ -7,7 +7,7 @@ from typing import Any
 from dovetail.frontend.code.frame import NULL, Frame, Instruction
 from dovetail.frontend.instructions import functions, shared
 from dovetail.frontend.instructions.control import for_iter, jump_if, jump_if_none, target_of
-from dovetail.frontend.instructions.shared import Handler, pop_many
+from dovetail.frontend.instructions.shared import Handler, pop_many, pushes
 from dovetail.frontend.protocol import FrameRunner
 
 TABLE: dict[str, Handler] = {}
@@ -19,13 +19,13 @@ def _load_global(interpreter: FrameRunner, frame: Frame, instruction: Instructio
     frame.stack += [NULL, value] if instruction.arg & 1 else [value]
 
 
-def _load_attr(interpreter: FrameRunner, frame: Frame, instruction: Instruction) -> None:
-    frame.stack.append(interpreter.load_attribute(frame.stack.pop(), instruction.argval))
+def load_attribute(interpreter: FrameRunner, frame: Frame, instruction: Instruction) -> Any:
+    """``target.name``."""
+    return interpreter.load_attribute(frame.stack.pop(), instruction.argval)
 
 
 def _load_method(interpreter: FrameRunner, frame: Frame, instruction: Instruction) -> None:
-    method = interpreter.load_attribute(frame.stack.pop(), instruction.argval)
-    frame.stack += [NULL, method]
+    frame.stack += [NULL, load_attribute(interpreter, frame, instruction)]
 
 
 def _keyword_names(interpreter: FrameRunner, frame: Frame, instruction: Instruction) -> None:
@@ -87,7 +87,7 @@ def _jump_or_pop(wanted: bool) -> Handler:
 TABLE |= {
     "PRECALL": shared.no_operation,
     "LOAD_GLOBAL": _load_global,
-    "LOAD_ATTR": _load_attr,
+    "LOAD_ATTR": pushes(load_attribute),
     "LOAD_METHOD": _load_method,
     "KW_NAMES": _keyword_names,
     "CALL": _call,

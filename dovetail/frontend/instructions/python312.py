@@ -7,15 +7,11 @@ from typing import Any
 from dovetail.frontend.code.frame import NULL, Frame, Instruction, Return
 from dovetail.frontend.instructions import python311, shared
 from dovetail.frontend.instructions.control import for_iter, target_of
+from dovetail.frontend.instructions.python311 import load_attribute
 from dovetail.frontend.instructions.shared import Handler, pop_many, pushes
 from dovetail.frontend.protocol import FrameRunner
 
 TABLE: dict[str, Handler] = dict(python311.TABLE)
-
-
-def load_attribute(interpreter: FrameRunner, frame: Frame, instruction: Instruction) -> Any:
-    """``target.name``."""
-    return interpreter.load_attribute(frame.stack.pop(), instruction.argval)
 
 
 def super_attribute(interpreter: FrameRunner, frame: Frame, instruction: Instruction) -> Any:

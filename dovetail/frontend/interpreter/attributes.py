@@ -213,10 +213,7 @@ class Attributes(LookupGuards):
             return self.call(getter, (target, name), {}) if is_python else getattr(target, name)
         if python_descriptor(found, "__get__") is not None:
             return self._bind_descriptor(found, owner, target, name)
-        is_data = not hasattr(type(found), "__get__")
-        if is_data and not self.needs_no_guard(owner):
-            return self.values.read(found, AttributeSource(self.values.pin(owner, owner.__qualname__), name))
-        return getattr(target, name)
+        return getattr(target, name) if hasattr(type(found), "__get__") else self._load_class_data(owner, name, found)
 
     def _load_class_data(self, owner: type, name: str, found: Any, is_fixed: bool = False) -> Any:
         """Plain data in a class dictionary."""

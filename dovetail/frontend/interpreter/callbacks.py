@@ -17,7 +17,7 @@ from typing import Any
 import torch
 
 from dovetail.frontend.code.frame import Break
-from dovetail.frontend.interpreter.call_tables import runs_natively
+from dovetail.frontend.interpreter.call_tables import OWN_MODULES, runs_natively
 from dovetail.frontend.values.leaves import is_leaf_value
 
 #: Special methods that no native code calls because it is handed an object: they make it, or are asked for by name.
@@ -56,7 +56,7 @@ def _collect(values: Iterable[Any], found: Codes, seen: set[type], depth: int) -
         elif isinstance(value, slice):
             _collect((value.start, value.stop, value.step), found, seen, depth)
         # The interpreter's own generators and iterators may inherit from Python's.
-        is_own = _module(kind).startswith(("dovetail.frontend.", "dovetail.rules."))
+        is_own = _module(kind).startswith(OWN_MODULES)
         if kind in seen or is_own or isinstance(value, (torch.Tensor, type)) or is_leaf_value(value):
             continue
         seen.add(kind)

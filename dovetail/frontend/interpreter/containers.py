@@ -14,7 +14,7 @@ from typing import Any
 import torch
 
 from dovetail.frontend.code.frame import Break
-from dovetail.frontend.interpreter.call_tables import LOOKUPS, SEARCHES, WRITERS, check_loading, runs_natively
+from dovetail.frontend.interpreter.call_tables import LOOKUPS, SEARCHES, WRITERS, check_loading
 from dovetail.frontend.interpreter.callbacks import callback_codes, watched
 from dovetail.frontend.interpreter.generator import InterpretedGenerator
 from dovetail.frontend.interpreter.lookup import class_attribute, python_method
@@ -154,7 +154,7 @@ class Containers(TracingInterpreter):
         kind = type(value)
         method, _ = class_attribute(kind, "__iter__")
         is_python = isinstance(method, types.FunctionType)
-        if is_python and not runs_natively(method.__globals__.get("__name__") or ""):
+        if is_python and is_user_function(method):
             return self.call(types.MethodType(method, value), (), {})
         check_loading(kind.__module__)
         is_old = self.values.source_of(value) is not None
@@ -184,14 +184,10 @@ class Containers(TracingInterpreter):
             position += 1
 
     def advance(self, iterator: Any) -> tuple[bool, Any]:
-        method, _ = class_attribute(type(iterator), "__next__")
+        method = python_method(iterator, "__next__")
         check_loading(type(iterator).__module__)
         try:
-            if (
-                isinstance(method, types.FunctionType)
-                and not isinstance(iterator, collections.abc.Generator)
-                and not runs_natively(method.__globals__.get("__name__") or "")
-            ):
+            if method is not None and not isinstance(iterator, collections.abc.Generator):
                 return False, self.call(types.MethodType(method, iterator), (), {})
             if self.values.source_of(iterator) is not None:
                 raise Break("an iterator that existed before is advanced", "hand over a list instead", is_clean=True)

@@ -23,9 +23,6 @@ class InterpretedGenerator(collections.abc.Generator[Any, Any, Any]):
     __class__ = types.GeneratorType  # type: ignore[assignment]
     gi_running = property(lambda self: self._running)
     gi_suspended = property(lambda self: self._started and self._frame is not None and not self._running)
-    gi_state = property(
-        lambda g: "GEN_" + ("RUNNING" if g._running else ("CREATED", "SUSPENDED")[g._started] if g._frame else "CLOSED")
-    )
     # Variables that nothing reads any more may be gone, so it does not show them.
     gi_frame = property(lambda self: self._frame and types.SimpleNamespace(f_code=self._frame.code))
 
@@ -36,6 +33,15 @@ class InterpretedGenerator(collections.abc.Generator[Any, Any, Any]):
         self._frame: Frame | None = frame
         self._started = started
         self._running = False
+
+    @property
+    def gi_state(self) -> str:
+        """The state, as ``inspect.getgeneratorstate`` asks for it from Python 3.15 on."""
+        if self._running:
+            return "GEN_RUNNING"
+        if self._frame is None:
+            return "GEN_CLOSED"
+        return "GEN_SUSPENDED" if self._started else "GEN_CREATED"
 
     def __repr__(self) -> str:
         return f"<generator object {self.__qualname__} at {id(self):#x}>"

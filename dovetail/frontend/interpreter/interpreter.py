@@ -249,7 +249,7 @@ class Interpreter(Names, Attributes, Stores, Operators, Calls, NativeCalls):
             for handler in error_rule:
                 handler(error, ())
         traceback, context = passing_traceback(frame, error), error.__context__
-        handled = self.handled_exception(frame)
+        handled = self.handled_exception()
         if context is None and handled is not None and not _leads_to(handled, error):
             context = handled
         self._mark_exception(error, traceback, context)
@@ -291,10 +291,6 @@ class Interpreter(Names, Attributes, Stores, Operators, Calls, NativeCalls):
         self.effects.set_attribute(error, "__traceback__", traceback, source)
         if context is not error.__context__:
             self.effects.set_attribute(error, "__context__", context, source)
-
-    def handled_exception(self, frame: Frame) -> BaseException | None:
-        handled = (frame.current_exceptions[-1] for frame in reversed(self.frames) if frame.current_exceptions)
-        return next(handled, None)
 
     # --- generators ---------------------------------------------------------------------------------------------------
 

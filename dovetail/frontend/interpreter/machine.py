@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from dovetail.frontend.code.frame import Frame, Return, Unread, Yield
-from dovetail.frontend.code.points import FramePoint, unflatten
+from dovetail.frontend.code.points import FramePoint, is_bound, unflatten
 from dovetail.frontend.instructions import instruction_set
 from dovetail.frontend.instructions.shared import super_arguments, unbound_variable
 from dovetail.frontend.interpreter.generator import InterpretedGenerator
@@ -171,10 +171,6 @@ class Machine(FrameRunner):
     def restorer(self, started: bool, point: FramePoint | None) -> RestoreGenerator:
         return RestoreGenerator(started, point)
 
-    def handled_exception(self, frame: Frame) -> BaseException | None:
-        found = (item.current_exceptions[-1] for item in reversed(self.frames) if item.current_exceptions)
-        return next(found, None)
-
     def first_read(self, value: Unread) -> Any:
         return value.value
 
@@ -246,13 +242,8 @@ class Machine(FrameRunner):
 
 
 def _variables(frame: Frame) -> dict[str, Any]:
-    found = dict(frame.locals)
-    for name, cell in frame.cells.items():
-        try:
-            found[name] = cell.cell_contents
-        except ValueError:
-            continue
-    return found
+    cells = {name: cell.cell_contents for name, cell in frame.cells.items() if is_bound(cell)}
+    return {**frame.locals, **cells}
 
 
 #: Functions written in C look at no frame but for a few; a class may have an ``__init__`` of the user's.

@@ -197,12 +197,9 @@ class NativeCalls(TracingInterpreter):
                     check_shown(self.values, item)
             elif function in _TAKING_INDICES:
                 args = tuple(map(self.as_index, args))
-        module = getattr(function, "__module__", None) or ""
-        if module.startswith("torch"):
-            return tuple(map(self.called_argument, args)), {
-                key: self.called_argument(item) for key, item in kwargs.items()
-            }
-        return tuple(map(self.native_argument, args)), {key: self.native_argument(item) for key, item in kwargs.items()}
+        is_torchs = (getattr(function, "__module__", None) or "").startswith("torch")
+        handed = self.called_argument if is_torchs else self.native_argument
+        return tuple(map(handed, args)), {key: handed(item) for key, item in kwargs.items()}
 
     def native_argument(self, value: Any) -> Any:
         kind = type(value)

@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 
+from dovetail.frontend.code.points import is_bound
 from dovetail.frontend.interpreter.call_tables import runs_natively
 from dovetail.frontend.interpreter.lookup import class_attribute
 from dovetail.runtime.recipe_builder import interpreted_of
@@ -27,10 +28,7 @@ def wraps_user_code(function: types.FunctionType, seen: frozenset[int] = frozens
     # A decorated function may hold itself in a cell, as that of ``Tensor.__rsub__`` does.
     seen |= {id(function)}
     for cell in function.__closure__ or ():
-        try:
-            inside = cell.cell_contents
-        except ValueError:
-            continue
+        inside = cell.cell_contents if is_bound(cell) else None
         inside = inside.__func__ if type(inside) is types.MethodType else inside
         if type(inside) is types.FunctionType:
             if is_user_function(inside) or wraps_user_code(inside, seen):

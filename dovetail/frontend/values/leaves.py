@@ -100,12 +100,9 @@ def plain_numbers(value: Any) -> Any:
         return float(value)
     if kind is torch.SymBool:
         return bool(value)
-    if kind is tuple or kind is torch.Size:
+    if kind in (tuple, list, torch.Size):
         items = [plain_numbers(item) for item in value]
         return value if all(one is other for one, other in zip(items, value, strict=True)) else kind(items)
-    if kind is list:
-        items = [plain_numbers(item) for item in value]
-        return value if all(one is other for one, other in zip(items, value, strict=True)) else items
     if kind is slice:
         return slice(plain_numbers(value.start), plain_numbers(value.stop), plain_numbers(value.step))
     return value

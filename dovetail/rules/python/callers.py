@@ -14,5 +14,5 @@ from dovetail.frontend.rules import Arguments, Keywords, native_rule
 def _call(interpreter: TracingInterpreter, function: Any, args: Arguments, kwargs: Keywords) -> Any:
     """To the function it looks as if the interpreted program calls it."""
     call = call_within(interpreter.frames, lambda frame: {}, functools.partial(function, *args, **kwargs))
-    handled = interpreter.handled_exception(interpreter.frames[-1]) if interpreter.frames else None
+    handled = interpreter.handled_exception()
     return call() if handled is None else while_handling(handled, call)

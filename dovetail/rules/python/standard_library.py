@@ -56,13 +56,13 @@ def _vars(interpreter: TracingInterpreter, args: Arguments, kwargs: Keywords) ->
 
 @rule(sys.exc_info)
 def _exc_info(interpreter: TracingInterpreter, args: Arguments, kwargs: Keywords) -> Any:
-    error = interpreter.handled_exception(interpreter.frames[-1])
+    error = interpreter.handled_exception()
     return (None, None, None) if error is None else (type(error), error, error.__traceback__)
 
 
 @rule(sys.exception)
 def _exception(interpreter: TracingInterpreter, args: Arguments, kwargs: Keywords) -> Any:
-    return interpreter.handled_exception(interpreter.frames[-1])
+    return interpreter.handled_exception()
 
 
 def _refuse(function: Any, reason: str) -> None:
