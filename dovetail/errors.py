@@ -97,7 +97,7 @@ class CaptureError(DovetailError, RuntimeError):
 
 
 class UnbuildableError(CaptureError):
-    """What the program has made is to leave it, at its end or at a graph break, and cannot be built again outside."""
+    """An object that the program has made leaves it, at its end or at a graph break, and cannot be built again outside."""
 
 
 class ModuleMadeError(UnbuildableError):
@@ -125,7 +125,7 @@ class PartialGradientError(DovetailError, RuntimeError):
 
 
 class ChangedReadError(DovetailError, RuntimeError):
-    """What a hook or a custom backward reads was changed between the forward and the backward of a compiled function."""
+    """A value that a hook or a custom backward reads was changed between the forward and the backward of a compiled function."""
 
 
 class OutgrownError(DovetailError, RuntimeError):
@@ -189,4 +189,4 @@ class RecordingWarning(UserWarning):
 
 
 MISTAKES = (InputError, OptionError, NotCallableError, UnsupportedVersionError, GraphInvalidError, DistributedError)
-"""What callers, passes and other processes do wrong; eager would hide it."""
+"""Mistakes of callers, passes and other processes, which eager would hide."""

@@ -76,7 +76,7 @@ class EventLog:
 
     @property
     def dropped(self) -> int:
-        """How many events are no longer kept."""
+        """The number of events that are no longer kept."""
         return sum(self._counts.values()) - len(self._events)
 
     def note(self, name: str, **details: Any) -> None:
@@ -97,7 +97,7 @@ class EventLog:
         return self._seconds.get(name, 0.0)
 
     def count(self, name: str) -> int:
-        """How many events of this name there were."""
+        """The number of events of this name."""
         return self._counts.get(name, 0)
 
     def _add(self, event: Event) -> None:
@@ -109,7 +109,7 @@ class EventLog:
             listener(self, event)
 
     def title(self) -> str:
-        """How many events there were, in words."""
+        """The number of events, in words."""
         text = f"{sum(self._counts.values())} events"
         return text + (f" ({self.dropped} earlier one{'s' * (self.dropped > 1)} dropped)" if self.dropped else "")
 

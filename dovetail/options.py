@@ -20,7 +20,7 @@ CHOICES: dict[str, tuple[object, ...]] = {
 
 @dataclass(frozen=True)
 class Options:
-    """What ``dovetail.compile`` was asked to do.
+    """The options of ``dovetail.compile``.
 
     ``backend``: name of a registered backend, or a callable with the backend protocol's signature.
     ``fullgraph``: an operation that cannot be captured is an error instead of a run in eager.

@@ -89,7 +89,7 @@ class BackwardGraphs:
 
 
 def expected_pattern(joint: JointGraph) -> Pattern:
-    """Which tangents are expected: the only one of a scalar if there is exactly one (a loss), else all of them."""
+    """The expected tangents: the only one of a scalar if there is exactly one (a loss), else all of them."""
     values = [node.meta["val"] for node in joint.tangents]
     scalars = [not private_sizes.has_symbols(value) and value.numel() == 1 for value in values]
     return tuple(scalars) if sum(scalars) == 1 else (True,) * len(values)

@@ -116,7 +116,7 @@ class _Forward:
 
     @property
     def descriptors(self) -> tuple[Descriptor, ...]:
-        """Those of the graph's forward outputs."""
+        """The descriptors of the graph's forward outputs."""
         return self.described.descriptors
 
     @property
@@ -299,7 +299,7 @@ def _placeholders_first(graph: torch.fx.Graph) -> None:
 
 
 def _runtime_spec(trace: Trace, forward: _Forward, backward: _Backward) -> RuntimeSpec:
-    """What the runtime does around the graph."""
+    """The description of the runtime's work around the graph."""
     return RuntimeSpec(
         input_requires_grad=tuple(leaf is not None for leaf in forward.leaves),
         output_differentiable=forward.differentiable,

@@ -1,4 +1,4 @@
-"""What a frontend hands to stage 1: one frozen class for calls that were interpreted, graphs of other compilers, and replays."""
+"""The frontend's result for stage 1: one frozen class for interpreted calls, graphs of other compilers, and replays."""
 
 from __future__ import annotations
 

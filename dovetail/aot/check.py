@@ -41,7 +41,7 @@ class JointGraphError(GraphInvalidError):
 
 
 Violation = tuple[str, str]
-"""What is wrong, and what to do about it."""
+"""The fault, and the advice on it."""
 Rule = Callable[["JointGraph"], Iterator[Violation]]
 
 

@@ -40,7 +40,7 @@ class CompiledGraph:
 
     @property
     def events(self) -> EventLog:
-        """What was decided."""
+        """The log of decisions."""
         return self.lowering.settings.events
 
     @property

@@ -1,4 +1,4 @@
-"""What each placeholder and each output of a captured graph stands for.
+"""Descriptors say what each placeholder and each output of a captured graph stands for.
 
 >>> str(Gradient(ParamInput("fc.weight")))
 "gradient of parameter 'fc.weight'"

@@ -33,7 +33,7 @@ _VERBS = {
     "summarise": "dovetail.reports.joint_graphs:summarise",
     "show": "dovetail.reports.joint_graphs:show_in_notebook",
 }
-"""What the methods of a joint graph call, by name: a joint graph is data, and knows of nobody who reads it."""
+"""The functions behind the methods of a joint graph, by name: as data, it imports none of its readers."""
 
 
 def _verb(name: str) -> Callable[..., Any]:
@@ -147,7 +147,7 @@ class JointGraph:
         return [node for node in self.graph.nodes if node.op == "call_function" and node.meta.get("phase") == phase]
 
     def with_graph(self, graph_module: torch.fx.GraphModule, record: PassRecord | None = None) -> JointGraph:
-        """The same descriptors over another graph."""
+        """A joint graph with these descriptors over another graph."""
         provenance = self.provenance if record is None else (*self.provenance, record)
         return dataclasses.replace(self, graph_module=graph_module, provenance=provenance)
 

@@ -31,7 +31,7 @@ def find_dependencies(
     returned: Sequence[torch.Tensor],
     inputs: Sequence[TracedInput],
 ) -> tuple[OutputDependency, ...]:
-    """Which graph outputs were computed from what is handed out, in an order in which they can be made (or CaptureError)."""
+    """Find the graph outputs that depend on other results, in an order in which they can be made (or CaptureError)."""
     # For each edge that is seen outside: the result or input there, and the graph output that it is made from.
     results: dict[Edge, tuple[int, int | None]] = {}
     written: dict[Edge, tuple[int, int | None]] = {}

@@ -1,4 +1,4 @@
-"""What a captured function returns and writes to, in terms of graph outputs: aliases, views and mutations.
+"""Results and writes of a captured function in terms of graph outputs: aliases, views and mutations.
 
 Eager may return an input, a view of an input, or several views of one tensor, and may write to its inputs. A graph returns new
 tensors only. :func:`describe_outputs` finds the tensors that the graph has to return, and says how the runtime makes the
@@ -93,7 +93,7 @@ class _Description:
         return FreshOutput(index, is_new_leaf(value), self._trace.is_freed(value))
 
     def relate(self, position: int, value: torch.Tensor) -> OutputTensor:
-        """How the returned tensor at a position is made."""
+        """Relate the returned tensor at a position to an input or to an output of the graph."""
         if value.layout is not torch.strided:
             return self._made_late(position, value)
         traced = self._trace.input_of(value)

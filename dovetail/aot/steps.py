@@ -1,4 +1,4 @@
-"""What the steps of ``compile_joint`` hand from one to the next, and the named places between them where passes hook in.
+"""The data that the steps of ``compile_joint`` hand on, and the named places between them where passes hook in.
 
 The steps: prepare, decompose, partition, lower forward, lower backward, bind (:mod:`dovetail.aot.compile_joint`). Each takes a
 :class:`Lowering` and returns another one. With no hook at any place the result is right; passes make it smaller, faster, or
@@ -61,7 +61,7 @@ class Place(Generic[Hook]):
 
 @dataclass(frozen=True)
 class CompileSettings:
-    """What the caller of ``compile_joint`` asks for.
+    """The settings that the caller of ``compile_joint`` gives.
 
     ``may_run_once``: the caller makes one entry of many, which may never be used again. ``find_reused`` gives values that the
     caller hands in as further inputs. ``guarded_inputs``: guards look at the inputs right before each forward.
@@ -101,7 +101,7 @@ class Lowering:
     complete: Callable[[], Lowering] | None = None
 
     def completed(self) -> Lowering:
-        """The same with all graphs."""
+        """This lowering with all its graphs."""
         return self if self.complete is None else self.complete()
 
     @property
@@ -110,7 +110,7 @@ class Lowering:
         return any(self.joint.spec.output_differentiable)
 
     def with_(self, **changes: Any) -> Lowering:
-        """The same but for some fields."""
+        """A copy with some fields changed."""
         return dataclasses.replace(self, **changes)
 
 
@@ -131,7 +131,7 @@ class BackendGraph:
     details: Mapping[str, Any] = field(default_factory=dict)
 
     def wrapped(self, wrapper: Wrapper, **changes: Any) -> BackendGraph:
-        """The same with a wrapper inside of the others, and with other changes."""
+        """A copy with a wrapper inside of the others, and with other changes."""
         return dataclasses.replace(self, wrappers=(*self.wrappers, wrapper), **changes)
 
 

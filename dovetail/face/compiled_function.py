@@ -59,7 +59,7 @@ class CompiledFunction(Dispatcher):
         return self if instance is None else types.MethodType(self, instance)
 
     def __getattr__(self, name: str) -> Any:
-        """What the function itself carries: attributes that were set on it, ``__defaults__``, ``__code__``."""
+        """Attributes of the original function: ``__defaults__``, ``__code__``, and attributes that were set on it."""
         if name == "original":
             raise AttributeError(name)
         return getattr(self.original, name)
@@ -68,7 +68,7 @@ class CompiledFunction(Dispatcher):
         return f"<compiled {name_of(self.original)}>"
 
     def __copy__(self) -> CompiledFunction:
-        """As copying a function: the function itself."""
+        """Return the function itself, as copying a plain function does."""
         return self
 
     def __deepcopy__(self, memo: dict[int, Any]) -> CompiledFunction:

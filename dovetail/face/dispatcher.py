@@ -84,7 +84,7 @@ class Dispatcher:
 
     @property
     def events(self) -> EventLog:
-        """What was decided, why, and how long it took."""
+        """The log of decisions with their reasons, and of timed stages."""
         return self._part.shared.events
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
@@ -132,7 +132,7 @@ class Dispatcher:
         return (next(filter(None, decided), None) or self.decide(args, kwargs))()
 
     def decide(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Run:
-        """How a call runs that no entry took when it came; another thread may have compiled one meanwhile."""
+        """Decide how a call runs that missed; another thread may have compiled an entry for it meanwhile."""
         with compile_lock:
             found = self.find(args, kwargs, self.entries)
             run = found[1] if found else self._compile(args, kwargs)

@@ -1,4 +1,4 @@
-"""What captures have found out: shared by a compiled function and its continuations, read by every later attempt."""
+"""Facts that captures have learned: shared by a compiled function and its continuations, read by every later attempt."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from dovetail.trace import Findings
 
 @dataclass(frozen=True)
 class PartLearned:
-    """What is known of one part: its sizes and numbers that change, and whether it needed symbols for sizes that data decides."""
+    """Facts about one part: its sizes and numbers that change, and whether it needed symbols for sizes that data decides."""
 
     changes: SizeChanges = field(default_factory=SizeChanges)
     needs_data_sizes: bool = False
@@ -25,7 +25,7 @@ class PartLearned:
 
 @dataclass(frozen=True)
 class Learned:
-    """What is known of a compiled function; replaced as a whole, never changed in place.
+    """Facts about a compiled function; replaced as a whole, never changed in place.
 
     ``without`` names strategies that were given up, ``observed`` holds values that rules have noted in earlier captures
     (:meth:`dovetail.trace.trace.Trace.changes`), ``reported`` are reasons and places that the user was told of. ``parts`` are the
@@ -49,19 +49,19 @@ class SharedState:
         self.learned = Learned()
 
     def learn(self, **changes: Any) -> None:
-        """Replace fields of what is known."""
+        """Replace facts about the whole function."""
         self.learned = dataclasses.replace(self.learned, **changes)
 
     def part(self, point: ResumePoint) -> PartLearned:
-        """What is known of a part."""
+        """The facts about a part."""
         return self.learned.parts.get(point, PartLearned())
 
     def learn_part(self, point: ResumePoint, **changes: Any) -> None:
-        """Replace fields of what is known of a part."""
+        """Replace facts about a part."""
         self.learn(parts={**self.learned.parts, point: dataclasses.replace(self.part(point), **changes)})
 
     def learn_findings(self, point: ResumePoint, findings: Findings) -> None:
-        """Note what an attempt at a part has found out, whether it succeeded or not."""
+        """Note the findings of an attempt at a part, whether it succeeded or not."""
         if findings.observed:
             self.learn(observed={**self.learned.observed, **findings.observed})
         if findings.changing_numbers:

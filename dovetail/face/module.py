@@ -59,7 +59,7 @@ class CompiledModule(torch.nn.Module):
         return of_original(self, name, getattr(object.__getattribute__(self, "original"), name))
 
     def __getattr__(self, name: str) -> Any:
-        """What the original lacks: ``cost``, of the compiled function."""
+        """Look up attributes that the original lacks: ``cost``, of the compiled function."""
         return getattr(object.__getattribute__(self, "compiled_call" if name == "cost" else "original"), name)
 
     def __setattr__(self, name: str, value: Any) -> None:

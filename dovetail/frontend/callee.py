@@ -52,7 +52,7 @@ def read_when_used(function: Any) -> frozenset[str]:
 
 
 def definition_of(function: Any) -> UserLocation | None:
-    """Where a function, or a module's forward, is defined."""
+    """The line at which a function, or a module's forward, is defined."""
     code = code_of(function)
     if code is None:
         return None

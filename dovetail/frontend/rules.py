@@ -88,7 +88,7 @@ CallRule = Callable[["TracingInterpreter", Arguments, Keywords], Any]
 
 @dataclass(frozen=True)
 class Instead:
-    """What the rule of a function returns where another call takes its place: the graph may break in there."""
+    """The result of a rule that has another call made in the place of this one: the graph may break in there."""
 
     function: Any
     args: Arguments
@@ -175,7 +175,7 @@ content_rule: Chain[Callable[[Any], Callable[[Any], Any] | None]] = Chain()
 
 
 def content_of(value: Any) -> Callable[[Any], Any] | None:
-    """How what an immutable object holds is read, by which it is guarded."""
+    """The reader of an immutable object's content, by which it is guarded; None for other objects."""
     for handler in content_rule:
         reader = handler(value)
         if reader is not None:
@@ -207,7 +207,7 @@ class ValueKind:
         raise NotImplementedError
 
     def leave(self, interpreter: TracingInterpreter, builder: RecipeBuilder, value: Any) -> Recipe:
-        """How a stand-in that the program has made becomes a real tensor when the graph has run."""
+        """The recipe that makes a real tensor of the program's own stand-in when the graph has run."""
         raise NotImplementedError
 
     def attribute(self, value: Any, name: str) -> Any:

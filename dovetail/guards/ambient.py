@@ -91,7 +91,7 @@ def _is_compiling() -> bool:
 
 
 def _read(label: str, *readers: Callable[[], Any]) -> dict[str, Any]:
-    """How a field is read: by a function, or by several as a tuple; ``label`` names it in sentences."""
+    """The metadata of a field: one function reads it, or several do as a tuple; ``label`` names it in sentences."""
     return {"label": label, "read": readers[0] if len(readers) == 1 else lambda: tuple([one() for one in readers])}
 
 

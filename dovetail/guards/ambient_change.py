@@ -25,7 +25,7 @@ SETTABLE = frozenset(
 
 
 def autocast_nesting() -> int:
-    """How many autocast blocks are open."""
+    """The number of autocast blocks that are open."""
     count: int = torch.autocast_increment_nesting()
     torch.autocast_decrement_nesting()
     return count - 1

@@ -72,7 +72,7 @@ class Pinned:
 
 @dataclass(frozen=True)
 class Source:
-    """How to find a value again. Roots have no ``base``."""
+    """The way to find a value again. Roots have no ``base``."""
 
     #: Whether each reading makes another tensor in the same memory, so that the identity of the value says nothing.
     makes_new: ClassVar[bool] = False

@@ -1,4 +1,4 @@
-"""What a generated check is written with: lines, the objects that it names, and reads of attributes that stand in classes."""
+"""The writer of a generated check: lines, the objects that it names, and reads of attributes that stand in classes."""
 
 from __future__ import annotations
 

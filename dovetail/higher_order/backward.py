@@ -55,7 +55,7 @@ class _Refused(torch.autograd.Function):
 
 
 def _distinct(values: list[torch.Tensor]) -> list[torch.Tensor]:
-    """The same tensors, each an object of its own: a captured function has one input for each."""
+    """Make each tensor an object of its own: a captured function has one input for each."""
     if len(set(map(id, values))) == len(values):
         return values
     seen: set[int] = set()
@@ -303,7 +303,7 @@ def _refused(error: HigherOrderGradientError, inputs: list[torch.Tensor], plain:
 
 
 def _anew(error: HigherOrderGradientError) -> HigherOrderGradientError:
-    """The same error without a traceback, whose frames would keep the tensors of an earlier call."""
+    """A copy of the error without its traceback, whose frames would keep the tensors of an earlier call."""
     return HigherOrderGradientError(error.what, where=error.where, advice=error.advice)
 
 

@@ -28,7 +28,7 @@ _OF_TORCH = ("aten", "prims")
 
 
 class _Rest:
-    """What comes to the inputs by other ways than the asked outputs, in one backward."""
+    """Gradients that reach the inputs by other ways than the asked outputs, in one backward."""
 
     def __init__(self) -> None:
         self.number = private_autograd.current_backward()

@@ -72,7 +72,7 @@ class _NoGuards(GuardSet):
 
 
 def needed_inputs(joint: JointGraph) -> NeededInputs:
-    """What a derivative of the backward needs of the forward's inputs: those that any gradient is computed from."""
+    """The inputs that a derivative of the backward needs: those that any gradient is computed from."""
     primals = joint.primals
     reached = needed_for(joint.gradients)
     symbolic = has_symbolic_sizes(primals)
@@ -320,7 +320,7 @@ def _obstacle(joint: JointGraph, needed: NeededInputs, options: Mapping[str, Any
 
 
 def _obstacle_between(joint: JointGraph, needed: NeededInputs, options: Mapping[str, Any]) -> str:
-    """As :func:`_obstacle`, for gradients between the outputs: these need the program's calls, with the forward's values."""
+    """The obstacle (:func:`_obstacle`) to gradients between outputs, which need the program's calls with the forward's values."""
     refusals = () if joint.program is None else joint.program.refusals
     return _obstacle(joint, needed, options) or (_UNREPLAYABLE.format(refusals[0]) if refusals else "")
 

@@ -1,4 +1,4 @@
-"""What a call keeps of its inputs, until a derivative of its backward is asked for."""
+"""The inputs that a call keeps until a derivative of its backward is asked for."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from dovetail.torch_private import state as private_state
 
 @dataclass(frozen=True)
 class NeededInputs:
-    """What the derivatives of an entry's backward need of a call.
+    """The needs of the derivatives of an entry's backward.
 
     ``indices`` are the inputs whose values the backward depends on; the entry itself writes to those in ``written``, so that a
     copy is kept. ``draws``: the entry draws random numbers, which must be the same again; ``cuda_devices`` are those on which it

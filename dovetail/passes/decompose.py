@@ -46,7 +46,7 @@ def mark_read_by_gradients(joint: JointGraph) -> None:
 
 
 def origins_of(module: torch.fx.GraphModule) -> dict[str, str]:
-    """By the names of the nodes of a graph that was decomposed: the nodes that they come from."""
+    """For each node of a graph that was decomposed, by name: the node that it comes from."""
     found: dict[str, str] = module.meta.get(_ORIGINS, {})
     return found
 
@@ -159,7 +159,7 @@ class _Decomposer(torch.fx.Interpreter):
 def decompose_graph(
     graph_module: torch.fx.GraphModule, table: Mapping[Any, Callable[..., Any]] | None, fake_mode: Any
 ) -> torch.fx.GraphModule:
-    """The same function in terms of the operators that ``table`` leaves over, as a new graph module.
+    """Write a graph in terms of the operators that ``table`` leaves over, as a new graph module.
 
     ``graph_module`` is a flat, functional ATen graph whose placeholders carry fake values of ``fake_mode`` and whose
     output is one list. Placeholders keep their names and meta; a new node gets the meta (``phase``, ``user_line`` …) of

@@ -36,7 +36,7 @@ _SAME |= {_aten.alias, _aten.detach, _aten.clone, _aten._to_copy, torch.ops.prim
 
 @dataclass(frozen=True)
 class Bounds:
-    """What the elements of an input may be: from ``low`` up to ``high`` (without it), or ``ignored``."""
+    """The bounds of the elements of an input: from ``low`` up to ``high`` (without it), or ``ignored``."""
 
     place: int
     low: int
@@ -44,7 +44,7 @@ class Bounds:
     ignored: int | None
 
     def hold(self, tensors: Sequence[torch.Tensor]) -> bool:
-        """Whether they are."""
+        """Whether all elements lie within them."""
         value = tensors[self.place]
         if not value.numel():
             return True

@@ -1,4 +1,4 @@
-"""Which values to save and which to compute again, such that what is saved fits a budget and the least time is lost.
+"""Choose the values to save and those to compute again, so that saved values fit a budget and the least time is lost.
 
 For every value that the backward may read there are two yes-or-no questions: is it saved, is it computed again. A value that
 is computed again needs its arguments, saved or computed again; each storage is paid for once; the sum stays below the budget.
@@ -43,7 +43,7 @@ def mebibytes(count: int) -> str:
 
 @dataclass(frozen=True)
 class MemoryReport:
-    """What a memory budget came to. All numbers are bytes, of the sizes at capture; parameters and buffers do not count.
+    """The outcome of a memory budget. All numbers are bytes, of the sizes at capture; parameters and buffers do not count.
 
     ``budget`` is what was allowed, ``predicted`` what the plan keeps for the backward, ``measured`` what the last run has kept
     (None before the first one). ``smallest`` and ``largest`` are what the budgets 0 and 1 come to. ``recomputed`` counts
@@ -83,7 +83,7 @@ def choose_budget(budget: float | int, smallest: int, largest: int) -> int:
 
 
 def estimate_cost(node: torch.fx.Node) -> float:
-    """What computing a node costs, in bytes that could be read or written in the same time."""
+    """The cost of computing a node, in bytes that could be read or written in the same time."""
     result = node.meta.get("val")
     if node.op != "call_function" or not isinstance(node.target, private_operators.OpOverload):
         return 0.0
@@ -219,7 +219,7 @@ class _Programme:
         self.constrain(self.weights.items(), 0.0, budget / self._scale)
 
     def costs(self, has_budget: bool) -> list[float]:
-        """What to make small: with a budget the time, else the bytes; a trifle of the other one decides between equals."""
+        """The costs to minimise: with a budget the time, else the bytes; a trifle of the other one decides between equals."""
         cost = [0.0] * self.total
         fixed = self.candidates.fixed
         times = [0.0 if node in fixed else estimate_cost(node) for node in self.candidates.nodes]

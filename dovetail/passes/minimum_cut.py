@@ -67,7 +67,7 @@ def is_fused(node: torch.fx.Node) -> bool:
 
 
 def cost_of_keeping(node: torch.fx.Node) -> int:
-    """What a value weighs in the cut."""
+    """The weight of a value in the cut."""
     if private_sizes.is_symbolic(node.meta.get("val")):
         # A size is kept by itself: the program may write to its tensor before the backward.
         return 1

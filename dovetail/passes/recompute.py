@@ -1,4 +1,4 @@
-"""What the forward saves for the backward, and what the backward computes again: the hooks in front of and behind the partition.
+"""The choice of values that the forward saves and of those that the backward computes again: hooks around the partition.
 
 A backend that fuses operators gets the minimum cut. A bitwise one saves what eager saves: without fusion, computing twice costs
 time and saves only memory. With a ``memory_budget`` below 1 as much is computed again as it takes to stay within it, whatever the
@@ -29,7 +29,7 @@ _EXCHANGES = ("_c10d_functional", "c10d_functional", "dovetail_distributed")
 def saved_by(
     strategy: Strategy, memory_budget: float | int | None = None, written: Collection[int] = ()
 ) -> ChooseSaved:
-    """What is saved by a strategy, within a budget if there is one. ``"save_all"`` computes nothing twice without one.
+    """Save by a strategy, within a budget if there is one. ``"save_all"`` computes nothing twice without one.
 
     Nothing is computed again from the inputs ``written``, which after the call hold other values, nor from results, to which
     the program may write without autograd's knowledge. Without a budget, nothing is from buffers and data that eager does not

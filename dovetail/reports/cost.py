@@ -1,4 +1,4 @@
-"""What a call costs: arithmetic, memory traffic and the peak of memory, by module, from the graphs alone."""
+"""The cost of a call: arithmetic, memory traffic and the peak of memory, by module, from the graphs alone."""
 
 from __future__ import annotations
 
@@ -60,13 +60,13 @@ class Cost:
 
     @property
     def flops(self) -> int:
-        """Of forward and backward."""
+        """Floating-point operations of forward and backward."""
         whole = self.modules.get("", ModuleCost())
         return whole.forward_flops + whole.backward_flops
 
     @property
     def bytes(self) -> int:
-        """Read and written by all operators."""
+        """Bytes read and written by all operators."""
         return self.modules.get("", ModuleCost()).bytes
 
     @property
@@ -128,7 +128,7 @@ def amount(number: float, base: int) -> str:
 
 
 def cost(compiled: Any, measure: bool = False) -> Cost:
-    """What one call of a compiled function or module costs, by the entry that was used last, and by those after a graph break.
+    """The cost of one call of a compiled function or module, by the entry that was used last, and by those after a graph break.
 
     ``measure``: also what it takes on this machine, on made-up values (:mod:`dovetail.reports.measured`). Raises
     :class:`StageError` where nothing has been compiled yet.
@@ -210,7 +210,7 @@ def flops_of(node: torch.fx.Node) -> int:
 
 
 def bytes_moved(node: torch.fx.Node) -> int:
-    """What an operator reads and writes; a view moves nothing."""
+    """The bytes that an operator reads and writes; a view moves none."""
     own = memory_of(node)
     if own is not None and any(memory_of(argument) == own for argument in node.all_input_nodes):
         return 0

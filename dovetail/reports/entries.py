@@ -10,7 +10,7 @@ from dovetail.runtime.entry import Entry
 
 
 def describe(entry: Entry) -> str:
-    """What an entry does, in one line."""
+    """Describe an entry in one line."""
     if entry.run is None:
         return f"entry that runs eagerly: {entry.reason.splitlines()[0] if entry.reason else 'no reason given'}"
     guards = len(entry.checker.guards.guards) + len(entry.checker.guards.tensors)
@@ -22,7 +22,7 @@ def describe(entry: Entry) -> str:
 
 
 def compiled_by(graph: CompiledGraph) -> str:
-    """Which backend has compiled a graph, and what is saved between forward and backward."""
+    """The backend that has compiled a graph, and the values saved between forward and backward."""
     parts = graph.partitioned
     text = "the program, call by call" if parts is None else str(dataclasses.replace(parts, memory=graph.memory))
     return f"compiled by {graph.backend.name}: {text}"

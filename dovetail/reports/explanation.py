@@ -1,4 +1,4 @@
-"""What ``dovetail.explain`` returns: a call's entries, graph breaks and events, as text and as a page of a notebook."""
+"""The result of ``dovetail.explain``: a call's entries, graph breaks and events, as text and as a page of a notebook."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _MOST_SHOWN = 50
 
 @dataclass(frozen=True, repr=False)
 class Explanation:
-    """What Dovetail would do with a call, and why.
+    """The fate of a call, with reasons.
 
     ``entries`` says of each compiled entry whether its guards hold, ``breaks`` where a graph ends before the function does, with
     the number of entries that go on there, ``events`` what was decided so far, ``expected`` what a first call would find.
@@ -71,7 +71,7 @@ def _list(one: str, items: Sequence[str]) -> str:
 
 @dataclass(frozen=True, repr=False)
 class Explainer:
-    """What :func:`explain` returns: called with a call's arguments, it explains that call; printed, what there is so far."""
+    """The result of :func:`explain`: called with arguments, it explains that call; printed, it shows the entries so far."""
 
     function: CompiledFunction
 
@@ -116,7 +116,7 @@ def explain(compiled: Any) -> Explainer:
 
 
 def _expected(function: CompiledFunction, args: tuple[Any, ...], kwargs: dict[str, Any]) -> str:
-    """What the first call would find: one graph, its first graph break, or an error of the program's."""
+    """The outcome of a first call: one graph, its first graph break, or an error of the program's."""
     try:
         return f"one graph, {capture(function.original, args, kwargs)!r}"
     except DovetailError as error:

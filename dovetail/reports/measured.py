@@ -28,7 +28,7 @@ _SECONDS, _MOST_RUNS = 1.0, 5
 
 @dataclass(frozen=True)
 class Machine:
-    """What a device reaches: operations a second in a product of matrices, bytes a second read and written by a copy."""
+    """The speed of a device: operations a second in a product of matrices, bytes a second read and written by a copy."""
 
     device: str
     dtype: str
@@ -169,7 +169,7 @@ def made_up(value: Any) -> Any:
 
 
 def machine_of(joint: JointGraph, flops: Callable[[torch.fx.Node], int]) -> Machine:
-    """What the device of the graph's largest operator reaches, in the type of its numbers; measured once a process."""
+    """The speed of the device of the graph's largest operator, in the type of its numbers; measured once a process."""
     nodes = [node for node in joint.graph.nodes if isinstance(node.meta.get("val"), torch.Tensor)]
     value = max(nodes, key=flops).meta["val"]
     return _machine(

@@ -117,7 +117,7 @@ def warn_user(text: str, category: type[Warning]) -> None:
 
 
 class _Here(threading.local):
-    """How many calls of compiled functions are open in this thread, and their warnings."""
+    """The number of calls of compiled functions that are open in this thread, and their warnings."""
 
     def __init__(self) -> None:
         self.depth = 0

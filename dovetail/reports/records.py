@@ -1,4 +1,4 @@
-"""What a report says of compiled functions, as plain data: read from entries and events, and kept when those are gone.
+"""The records of compiled functions in a report, as plain data: read from entries and events, and kept when those are gone.
 
 Nothing here refers to a model or a tensor, and all of it is bounded: a program may run for days.
 """
@@ -129,13 +129,13 @@ def short(value: object, most: int = MOST_TEXT) -> str:
 
 
 def _place_of(function: Any) -> UserLocation | None:
-    """Where a function, or the forward of a module, begins."""
+    """The line at which a function, or the forward of a module, begins."""
     code = getattr(function, "__code__", None) or getattr(getattr(type(function), "forward", None), "__code__", None)
     return None if code is None else UserLocation(code.co_filename, code.co_firstlineno, code.co_name)
 
 
 def _describe_entry(entry: Entry, room: Room) -> dict[str, Any]:
-    """What never changes of an entry: its guards and graphs."""
+    """The part of an entry that never changes: its guards and graphs."""
     frozen = entry.checker.guards
     shown = frozen.guards[:MOST_GUARDS]
     found: dict[str, Any] = {
@@ -163,7 +163,7 @@ def _facts(facts: Any) -> str:
 
 
 def _state_of(entry: Entry, room: Room) -> dict[str, Any]:
-    """What may change of an entry while the program runs."""
+    """The part of an entry that may change while the program runs."""
     compiled, tier = entry.compiled, getattr(entry.run, "tier", None)
     if entry.run is None:
         return {"state": "runs eagerly"}

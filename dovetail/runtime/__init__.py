@@ -1,1 +1,1 @@
-"""What runs on every call: entries, the autograd function, write-backs, results, the compiled module."""
+"""The code that runs on every call: entries, the autograd function, write-backs, results."""

@@ -1,4 +1,4 @@
-"""What hooks and custom backwards read of Python, looked at again when the backward runs.
+"""Python values that hooks and custom backwards read, checked again when the backward runs.
 
 Eager runs a hook, or the backward of a custom ``torch.autograd.Function``, at every backward, and it reads what is there by
 then. A compiled backward has read it at the capture, and the guards hold it at the call. What was changed in between is noticed
@@ -38,7 +38,7 @@ class BackwardReads:
     def of_call(
         self, callee: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any], tensors: Sequence[torch.Tensor]
     ) -> CallReads:
-        """What has to be unchanged since this call. No argument is kept that nothing is read from."""
+        """The values that must stay unchanged after this call. Arguments that nothing is read from are not kept."""
         kept = tuple(value if index in self._arguments else None for index, value in enumerate(args))
         named = {key: value for key, value in kwargs.items() if key in self._keywords}
         objects = [
@@ -51,7 +51,7 @@ class BackwardReads:
 
 
 class CallReads:
-    """The same for one call: the objects read, and the versions of tensors."""
+    """The values of one call: the objects that were read, and the versions of tensors."""
 
     def __init__(
         self, reads: BackwardReads, call: tuple[Any, tuple[Any, ...], dict[str, Any]], objects: list[Any]
@@ -106,7 +106,7 @@ _pending = _Pending()
 
 
 def pending_reads() -> CallReads | None:
-    """Those of the call that is running."""
+    """The reads of the call that is running."""
     return _pending.reads
 
 

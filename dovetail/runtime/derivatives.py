@@ -17,7 +17,7 @@ import torch
 from dovetail.errors import HigherOrderGradientError
 
 Edges = Sequence[tuple[Any, int]]
-"""Where the gradients of a node go on to: nodes of autograd, each with the number of its output."""
+"""The nodes of autograd that a node passes its gradients on to, each with the number of its output."""
 Gradients = Sequence["torch.Tensor | None"]
 FREED = (
     "Trying to backward through the graph a second time (or directly access saved tensors after they have already been "
@@ -49,7 +49,7 @@ class DifferentiableBackward(Protocol):
         """
 
     def divide(self, dependent: Any, tangent: torch.Tensor) -> Gradients:
-        """What is left of the gradient at a node of ``DependentOutput``, and the parts that come to what it was computed from."""
+        """Divide the gradient at a node of ``DependentOutput``: the rest, and the parts for the outputs it was computed from."""
 
     def has_other_types(self, defined: tuple[bool, ...]) -> bool:
         """Whether eager's backward has other types than the captured one, in the autocast state of the moment."""

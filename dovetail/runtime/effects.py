@@ -1,4 +1,4 @@
-"""What a call changes outside of itself after the graph has run: containers, attributes, gradients."""
+"""Effects that an entry replays after the graph has run: writes to containers, attributes and gradients."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What one compiled entry does at a call: run the graph, replay the effects, build the result."""
+"""A compiled entry, which at a call runs the graph, replays the effects and builds the result."""
 
 from __future__ import annotations
 
@@ -112,7 +112,7 @@ class Entry:
         return result
 
     def _results(self, tensors: list[torch.Tensor]) -> list[torch.Tensor] | None:
-        """What the graph returns; None where the call is to be made by eager."""
+        """The graph's results; None where eager is to make the call."""
         assert self.run is not None
         if self.fits is not None and not self.fits(tensors):
             return None
@@ -152,5 +152,5 @@ class Entry:
 
 
 def page(name: str) -> Callable[..., Any]:
-    """How entries and graphs are shown to a reader, loaded when it is asked for."""
+    """A function of :mod:`dovetail.reports.entries`, loaded when it is asked for."""
     return getattr(importlib.import_module("dovetail.reports.entries"), name)  # type: ignore[no-any-return]

@@ -1,4 +1,4 @@
-"""What eager does around a pure graph: sizes changed in place, inputs written to, inputs and views as results."""
+"""Eager's work around a pure graph: sizes changed in place, inputs written to, inputs and views as results."""
 
 from __future__ import annotations
 
@@ -72,7 +72,7 @@ def is_inside(spec: RuntimeSpec, item: OutputDependency) -> bool:
 
 
 class Epilogue:
-    """What happens after the graph: write-backs, then inputs and views as results."""
+    """Does the work after the graph: write-backs, then inputs and views as results."""
 
     def __init__(self, spec: RuntimeSpec) -> None:
         self._mutations = {mutation.input_index: mutation for mutation in spec.mutations}

@@ -56,7 +56,7 @@ class SavedApart(Protocol):
     """The saved values of one call, where a backward from some outputs leaves others with theirs."""
 
     def read(self, defined: Pattern) -> Sequence[Any]:
-        """Those that a backward from these outputs takes; raises eager's error where they were freed or written to."""
+        """The saved values for a backward from these outputs; raises eager's error where they were freed or written to."""
 
     def free(self, defined: Pattern) -> bool:
         """A backward from these outputs has begun, and no other one follows; whether anything is left."""
@@ -66,10 +66,10 @@ class KeepApart(Protocol):
     """Keeps the saved values of calls apart."""
 
     def __call__(self, saved: Sequence[Any]) -> SavedApart:
-        """Those of one call."""
+        """The saved values of one call."""
 
     def around(self, graph: DifferentiableGraph) -> FlatCallable:
-        """What a call runs in the graph's place."""
+        """The callable that a call runs in the graph's place."""
 
 
 def make_runtime_function(
@@ -156,7 +156,7 @@ class CompiledBackward(torch.autograd.Function):
 
     @staticmethod
     def prologue(ctx: Any, saved: Sequence[Any], gradients: Gradients) -> list[Any]:
-        """What the backward's graph is called with."""
+        """The arguments of the backward's graph."""
         return ctx.call.graph.prologue(ctx.call, saved, gradients)
 
     @staticmethod
@@ -356,7 +356,7 @@ class DifferentiableGraph:
         return values
 
     def saved(self, ctx: Any, call: Call, defined: Pattern) -> Sequence[Any]:
-        """What the forward has saved; raises eager's error where it was freed, or any of it written to."""
+        """The saved values; raises eager's error where they were freed, or any of them was written to."""
         if call.apart is not None:
             return call.apart.read(defined)
         try:
@@ -371,7 +371,7 @@ class DifferentiableGraph:
             raise
 
     def _free(self, ctx: Any, call: Call, defined: Pattern) -> None:
-        """Unless the graph is kept, nothing is left then but for the outputs that are independent of those it came from."""
+        """Free the saved values unless the graph is kept; outputs that are independent of these gradients keep theirs."""
         if private_autograd.keeps_graph():
             return
         if call.apart is None:
@@ -382,7 +382,7 @@ class DifferentiableGraph:
     # --- for compiled autograd ----------------------------------------------------------------------------------------
 
     def prologue(self, call: Call, saved: Sequence[Any], gradients: Gradients) -> list[Any]:
-        """What the backward's graph is called with."""
+        """The arguments of the backward's graph."""
         check_unchanged(call.origins)
         if call.reads is not None:
             call.reads.check()

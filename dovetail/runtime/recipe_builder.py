@@ -108,7 +108,7 @@ def _make_partial(function: Any, args: tuple[Any, ...], keywords: dict[str, Any]
 
 @functools.cache
 def _members(kind: type) -> tuple[str, ...]:
-    """What native exceptions hold beside their ``__dict__`` (``StopIteration.value``), but for the ``obj`` of some."""
+    """The members of native exceptions beside their ``__dict__`` (``StopIteration.value``), but for the ``obj`` of some."""
     native = (base for base in kind.__mro__ if base.__module__ == "builtins" and base is not BaseExceptionGroup)
     found = [name for base in native for name, item in vars(base).items() if hasattr(type(item), "__set__")]
     return tuple(name for name in found if name[:2] != "__" and name != "obj")

@@ -30,7 +30,7 @@ _PLACEHOLDER = "dovetail: what is called"
 
 
 def _positions(place: dis.Positions, first: int) -> dict[str, Any]:
-    """What a node of a syntax tree is told of a place, if the code is then said to begin at the line ``first``."""
+    """The position of a node of a syntax tree, for code that is then said to begin at the line ``first``."""
     line, earlier = place.lineno or first, first - 1
     return {
         "lineno": line - earlier,

@@ -1,4 +1,4 @@
-"""What the runtime must know about a compiled graph's inputs and outputs, as plain data.
+"""The runtime's description of a compiled graph's inputs and outputs, as plain data.
 
 The graph is a pure function: primals in, forward outputs out. Everything that eager does beyond that (a returned input, a
 returned view, an input written to) is described here and done by :mod:`dovetail.runtime.function` around the graph.
@@ -76,7 +76,7 @@ class OutputDependency:
 
 @dataclass(frozen=True)
 class RuntimeSpec:
-    """The whole description.
+    """The whole description of one graph.
 
     ``input_requires_grad`` has one entry per primal, ``output_differentiable`` one per forward output of the graph.
     ``dependencies`` name the results that forward outputs were computed from, in an order in which they can be made: autograd
@@ -98,7 +98,7 @@ class RuntimeSpec:
     kept_alive: tuple[Any, ...] = ()
 
     def with_further_inputs(self, count: int) -> RuntimeSpec:
-        """The same with inputs after the others that get no gradient."""
+        """This description with further inputs behind the others, which get no gradient."""
         before = len(self.input_requires_grad)
         order = (*self.leaf_order, *range(before, before + count)) if self.leaf_order else ()
         return replace(self, input_requires_grad=(*self.input_requires_grad, *[False] * count), leaf_order=order)

@@ -1,4 +1,4 @@
-"""What Dovetail decides, in Python's ``logging``: by ``DOVETAIL_LOG=breaks,recompiles``, ``TORCH_LOGS=graph_breaks``, or levels.
+"""Decisions of Dovetail in Python's ``logging``: by ``DOVETAIL_LOG=breaks,recompiles``, ``TORCH_LOGS=graph_breaks``, or levels.
 
 Each topic is a logger below ``dovetail``: ``dovetail.breaks``, ``dovetail.recompiles`` ... A program sets their levels like any
 other's. Topics that ``DOVETAIL_LOG`` or ``TORCH_LOGS`` asks for are written to stderr where the program has set up no logging.
@@ -25,7 +25,7 @@ ROOT = logging.getLogger("dovetail")
 
 @dataclass(frozen=True)
 class Topic:
-    """What a topic shows, at which level, and the word for it in ``TORCH_LOGS``."""
+    """The content of a topic, its level, and the word for it in ``TORCH_LOGS``."""
 
     says: str
     level: int = logging.DEBUG

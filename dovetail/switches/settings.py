@@ -90,7 +90,7 @@ def changed_in_torch() -> dict[str, Any]:
 
 
 def _substitute(polyfill: Any) -> Any:
-    """What ``torch.compiler.substitute_in_graph`` asks for: the call of another function, which is looked into."""
+    """The rule for ``torch.compiler.substitute_in_graph``: another function is called, and looked into."""
     return lambda interpreter, args, kwargs: interpreter.call(polyfill, args, kwargs)
 
 

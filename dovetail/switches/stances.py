@@ -38,7 +38,7 @@ _SWITCHES = ("DOVETAIL_DISABLE", "TORCH_COMPILE_DISABLE", "TORCHDYNAMO_DISABLE")
 
 
 class _Here(threading.local):
-    """What holds in this thread alone, whatever the process says."""
+    """The stance of this thread, which goes before that of the process."""
 
     stance: str | None = None
 
@@ -115,7 +115,7 @@ def _put(stance: str | None) -> str | None:
 
 
 def under_a_stance(dispatcher: Dispatcher, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Run | None:
-    """How a call runs that no entry took by itself, under a stance; None where it is compiled as always."""
+    """Decide how a call that missed runs under a stance; None where it is compiled as always."""
     resets.follow_torch()
     changed = settings.changed_in_torch()
     settings.apply_to(dispatcher, changed)

@@ -28,7 +28,7 @@ RECOMPUTES: Final = "calls that run again in the backward"
 
 @dataclass(frozen=True)
 class CaptureSettings:
-    """How one attempt captures.
+    """The settings of one attempt.
 
     ``shapes`` says which sizes and numbers are symbolic. ``exact``: the graph computes eager's numbers to the last bit.
     ``one_graph``: graph breaks are errors, so what cannot be traced is kept as one opaque call where that is possible.
@@ -60,15 +60,15 @@ class CaptureSettings:
         return not self.stop_before and self.shapes.data_sizes != "keep" and self.allows(GRAPH_BREAKS)
 
     def giving_up(self, strategy: str) -> CaptureSettings:
-        """The same without a strategy."""
+        """These settings without a strategy."""
         return dataclasses.replace(self, without=self.without | {strategy})
 
     def with_data_sizes(self) -> CaptureSettings:
-        """The same, with symbols for sizes that an operator makes out of a tensor's data."""
+        """These settings with symbols for sizes that an operator makes out of a tensor's data."""
         return dataclasses.replace(self, shapes=dataclasses.replace(self.shapes, data_sizes="keep"))
 
     def with_fewer_symbols(self) -> CaptureSettings:
-        """The same without symbols for what data decides; without any symbols where there are no such ones.
+        """These settings without symbols for sizes of data; without any symbols where these are off already.
 
         >>> settings = CaptureSettings(ShapePolicy(everything=True)).with_data_sizes()
         >>> settings.with_fewer_symbols().shapes.has_symbols, settings.with_fewer_symbols().with_fewer_symbols().shapes.has_symbols

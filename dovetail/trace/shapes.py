@@ -69,7 +69,7 @@ def marks_of(tensor: torch.Tensor) -> Mapping[int, SizeRange]:
 
 @dataclass(frozen=True)
 class ShapePolicy:
-    """Which sizes and numbers are symbolic, by the name of the source that they are read from.
+    """The choice of symbolic sizes and numbers, by the name of the source that they are read from.
 
     ``everything``: all sizes of tensors that are no parameters, and whole numbers that are arguments. ``data_sizes``: what
     happens where an operator makes a size or a number out of a tensor's data: a break, or a symbol that the graph itself

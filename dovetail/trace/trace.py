@@ -405,7 +405,7 @@ class Trace:
                 node.meta["phase"] = self.phase
 
     def bindings(self) -> Bindings:
-        """Where the symbols of this trace are read at a later call."""
+        """The bindings of this trace: where its symbols are read at a later call."""
         with private_calls.no_torch_function():
             return Bindings([item.node.meta["val"] for item in self.inputs], [item.name for item in self.inputs])
 

@@ -166,7 +166,7 @@ class InterpretedGenerator(collections.abc.Generator[Any, Any, Any]):
         return handler is not None and frame.decoded.instructions[handler.target].opname != "CALL_INTRINSIC_1"
 
     def __recipe__(self) -> tuple[Any, list[Any]]:
-        """How a generator is made again outside of the trace; see :mod:`dovetail.runtime.recipe_builder`."""
+        """Maker and parts of a generator that goes on outside of the trace; see :mod:`dovetail.runtime.recipe_builder`."""
         if self._frame is None:
             return self._interpreter.restorer(self._started, None), []
         point, values, _ = frame_values(self._frame, 0, 1)

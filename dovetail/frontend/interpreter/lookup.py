@@ -154,7 +154,7 @@ class LookupGuards(TracingInterpreter):
         return self.values.read(inside, AttributeSource(self.class_item_source(owner, name), part))
 
     def class_item_source(self, owner: type, name: str) -> Source:
-        """Where an item of a class dictionary can be found again."""
+        """The source of an item of a class dictionary."""
         return ItemSource(AttributeSource(self.values.pin(owner, owner.__qualname__), "__dict__"), name)
 
     def call_descriptor(self, method: str, owner: type, name: str, found: Any, *args: Any) -> Any:
@@ -162,7 +162,7 @@ class LookupGuards(TracingInterpreter):
         return self.call(python_descriptor(found, method), (self.found_on_class(owner, name, found), *args), {})
 
     def source_of_owner(self, target: Any, name: str) -> Source | None:
-        """Where an object of which an attribute is read or written can be found again."""
+        """The source of an object of which an attribute is read or written; None where it has none."""
         source = self.values.source_of(target)
         if source is None and isinstance(type(target), enum.EnumMeta):
             # A constant, but what the user keeps on it (not its value and name, nor what its class has) may change.

@@ -13,7 +13,7 @@ from dovetail.runtime.shown_frames import calling_code, passed_traceback
 
 
 def show_place(frame: Frame) -> dis.Positions:
-    """Where a frame stands."""
+    """The position of a frame in its source."""
     instructions = frame.decoded.instructions
     positions = instructions[frame.position].positions if frame.position < len(instructions) else None
     return dis.Positions(frame.line()) if positions is None or positions.lineno is None else positions

@@ -27,13 +27,13 @@ class SizeChanges:
     numbers: frozenset[str] = frozenset()
 
     def with_numbers(self, names: Iterable[str]) -> SizeChanges:
-        """The same and numbers that will change, whether they have or not."""
+        """These changes, and numbers that will change whether they have or not."""
         return SizeChanges(self.sizes, self.numbers | frozenset(names))
 
     def with_call(
         self, entries: Sequence[Entry], callee: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]
     ) -> SizeChanges:
-        """The same and the differences between a call and what the entries were made for, none of which takes the call."""
+        """These changes, and the differences between a call and the calls of entries that do not take it."""
         sizes, numbers = dict(self.sizes), set(self.numbers)
         for entry in entries:
             frozen = entry.checker.guards
@@ -56,7 +56,7 @@ class SizeChanges:
     def shapes(
         self, dynamic: bool | None, allows_symbols: bool, args: tuple[Any, ...], kwargs: Mapping[str, Any]
     ) -> ShapePolicy:
-        """Which sizes and numbers are symbolic in the next capture; ``dynamic`` is the option."""
+        """The policy of symbolic sizes and numbers for the next capture; ``dynamic`` is the option."""
         if dynamic is False or not allows_symbols:
             return ShapePolicy(allowed=False)
         leaves = private_trees.tree_leaves((args, dict(kwargs)))
