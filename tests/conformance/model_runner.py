@@ -28,29 +28,19 @@ import torch
 from torch import Tensor
 
 from tests.conformance.compilers import COMPILERS, Compiler, breaks, not_compiled, refusal_types
+from tests.conformance.more_models import (
+    BATCH,
+    VOCABULARY,
+    WIDTH,
+    Batch,
+    Factory,
+    causal_batch,
+    text_batch,
+    tokens_of,
+)
 from tests.conformance.more_models import FACTORIES as MORE_FACTORIES
 from tests.conformance.newer_models import FACTORIES as NEWER_FACTORIES
 from tests.differential import Difference, differences, max_abs_diff
-
-Batch = dict[str, Any]
-Factory = Callable[[Any], tuple[torch.nn.Module, Callable[[], Batch]]]
-
-VOCABULARY, LENGTH, WIDTH, BATCH = 101, 12, 32, 2
-
-
-def _tokens(length: int = LENGTH) -> Tensor:
-    # 0 to 4 are left to the special tokens.
-    return torch.randint(5, VOCABULARY, (BATCH, length))
-
-
-def _text_batch() -> Batch:
-    tokens = _tokens()
-    return {"input_ids": tokens, "attention_mask": torch.ones_like(tokens), "labels": _tokens()}
-
-
-def _causal_batch() -> Batch:
-    tokens = _tokens()
-    return {"input_ids": tokens, "labels": tokens.clone()}
 
 
 def _image_batch(size: int, labels: int = 3) -> Batch:
@@ -69,7 +59,7 @@ def _encoder(config: str, model: str, **extra: Any) -> Factory:
             "intermediate_size": 64,
             "max_position_embeddings": 32,
         }
-        return getattr(library, model)(getattr(library, config)(**(settings | extra))), _text_batch
+        return getattr(library, model)(getattr(library, config)(**(settings | extra))), text_batch
 
     return make
 
@@ -88,14 +78,14 @@ def _decoder(config: str, model: str, replace: Mapping[str, Any] | None = None, 
         }
         chosen = {"vocab_size": VOCABULARY, **(settings if replace is None else replace), **extra}
         chosen = {"bos_token_id": 1, "eos_token_id": 2, "pad_token_id": 0, **chosen}
-        return getattr(library, model)(getattr(library, config)(**chosen)), _causal_batch
+        return getattr(library, model)(getattr(library, config)(**chosen)), causal_batch
 
     return make
 
 
 def _encoder_decoder(config: str, model: str, **settings: Any) -> Factory:
     def make(library: Any) -> tuple[torch.nn.Module, Callable[[], Batch]]:
-        return getattr(library, model)(getattr(library, config)(vocab_size=VOCABULARY, **settings)), _text_batch
+        return getattr(library, model)(getattr(library, config)(vocab_size=VOCABULARY, **settings)), text_batch
 
     return make
 
@@ -132,7 +122,7 @@ def _whisper(library: Any) -> tuple[torch.nn.Module, Callable[[], Batch]]:
         begin_suppress_tokens=None,
     )
     model = library.WhisperForConditionalGeneration(config)
-    return model, lambda: {"input_features": torch.randn(BATCH, 8, 32), "labels": _tokens()}
+    return model, lambda: {"input_features": torch.randn(BATCH, 8, 32), "labels": tokens_of()}
 
 
 def _clip(library: Any) -> tuple[torch.nn.Module, Callable[[], Batch]]:
@@ -143,7 +133,7 @@ def _clip(library: Any) -> tuple[torch.nn.Module, Callable[[], Batch]]:
     )
 
     def batch() -> Batch:
-        tokens = _tokens()
+        tokens = tokens_of()
         tokens[:, -1] = 2
         return {"input_ids": tokens, "pixel_values": torch.randn(BATCH, 3, 32, 32), "return_loss": True}
 
@@ -164,7 +154,7 @@ def _wav2vec2(library: Any) -> tuple[torch.nn.Module, Callable[[], Batch]]:
         apply_spec_augment=False,
         layerdrop=0.0,
     )
-    return library.Wav2Vec2ForCTC(config), lambda: {"input_values": torch.randn(BATCH, 400), "labels": _tokens(4)}
+    return library.Wav2Vec2ForCTC(config), lambda: {"input_values": torch.randn(BATCH, 400), "labels": tokens_of(4)}
 
 
 def _segformer(library: Any) -> tuple[torch.nn.Module, Callable[[], Batch]]:

@@ -38,18 +38,19 @@ T5_LIKE = {
 }
 
 
-def _tokens(length: int = LENGTH) -> torch.Tensor:
+def tokens_of(length: int = LENGTH) -> torch.Tensor:
+    # 0 to 4 are left to the special tokens.
     return torch.randint(5, VOCABULARY, (BATCH, length))
 
 
-def _causal() -> Batch:
-    tokens = _tokens()
+def causal_batch() -> Batch:
+    tokens = tokens_of()
     return {"input_ids": tokens, "labels": tokens.clone()}
 
 
-def _masked() -> Batch:
-    tokens = _tokens()
-    return {"input_ids": tokens, "attention_mask": torch.ones_like(tokens), "labels": _tokens()}
+def text_batch() -> Batch:
+    tokens = tokens_of()
+    return {"input_ids": tokens, "attention_mask": torch.ones_like(tokens), "labels": tokens_of()}
 
 
 def _model(prefix: str, head: str, settings: Mapping[str, Any], batch: Callable[[], Batch]) -> Factory:
@@ -60,15 +61,15 @@ def _model(prefix: str, head: str, settings: Mapping[str, Any], batch: Callable[
 
 
 def _decoder(prefix: str, base: Mapping[str, Any] = DECODER, **extra: Any) -> Factory:
-    return _model(prefix, "ForCausalLM", {"vocab_size": VOCABULARY, **SPECIAL, **base, **extra}, _causal)
+    return _model(prefix, "ForCausalLM", {"vocab_size": VOCABULARY, **SPECIAL, **base, **extra}, causal_batch)
 
 
 def _encoder(prefix: str, base: Mapping[str, Any] = ENCODER, **extra: Any) -> Factory:
-    return _model(prefix, "ForMaskedLM", {"vocab_size": VOCABULARY, "pad_token_id": 0, **base, **extra}, _masked)
+    return _model(prefix, "ForMaskedLM", {"vocab_size": VOCABULARY, "pad_token_id": 0, **base, **extra}, text_batch)
 
 
 def _sequence(prefix: str, base: Mapping[str, Any] = SEQUENCE, head: str = "ForConditionalGeneration") -> Factory:
-    return _model(prefix, head, {"vocab_size": VOCABULARY, **SPECIAL, **base}, _masked)
+    return _model(prefix, head, {"vocab_size": VOCABULARY, **SPECIAL, **base}, text_batch)
 
 
 def _images(prefix: str, size: int = 32, **settings: Any) -> Factory:

@@ -11,7 +11,6 @@ from tests.conformance.more_models import (
     BATCH,
     DECODER,
     ENCODER,
-    LENGTH,
     SEQUENCE,
     SPECIAL,
     T5_LIKE,
@@ -20,21 +19,10 @@ from tests.conformance.more_models import (
     WIDTH,
     Batch,
     Factory,
+    causal_batch,
+    text_batch,
+    tokens_of,
 )
-
-
-def _tokens(length: int = LENGTH) -> torch.Tensor:
-    return torch.randint(5, VOCABULARY, (BATCH, length))
-
-
-def _causal() -> Batch:
-    tokens = _tokens()
-    return {"input_ids": tokens, "labels": tokens.clone()}
-
-
-def _masked() -> Batch:
-    tokens = _tokens()
-    return {"input_ids": tokens, "attention_mask": torch.ones_like(tokens), "labels": _tokens()}
 
 
 def _classes() -> torch.Tensor:
@@ -42,7 +30,7 @@ def _classes() -> torch.Tensor:
 
 
 def _sentence() -> Batch:
-    return {"input_ids": _tokens(), "labels": _classes()}
+    return {"input_ids": tokens_of(), "labels": _classes()}
 
 
 def _sound() -> Batch:
@@ -65,16 +53,16 @@ def _model(prefix: str, head: str, batch: Callable[[], Batch], settings: Mapping
 
 
 def _decoder(prefix: str, base: Mapping[str, Any] = DECODER, **extra: Any) -> Factory:
-    return _model(prefix, "ForCausalLM", _causal, {"vocab_size": VOCABULARY, **SPECIAL, **base, **extra})
+    return _model(prefix, "ForCausalLM", causal_batch, {"vocab_size": VOCABULARY, **SPECIAL, **base, **extra})
 
 
 def _encoder(prefix: str, base: Mapping[str, Any] = ENCODER, **extra: Any) -> Factory:
-    return _model(prefix, "ForMaskedLM", _masked, {"vocab_size": VOCABULARY, "pad_token_id": 0, **base, **extra})
+    return _model(prefix, "ForMaskedLM", text_batch, {"vocab_size": VOCABULARY, "pad_token_id": 0, **base, **extra})
 
 
 def _sequence(prefix: str, base: Mapping[str, Any] = SEQUENCE, **extra: Any) -> Factory:
     settings = {"vocab_size": VOCABULARY, **SPECIAL, **base, **extra}
-    return _model(prefix, "ForConditionalGeneration", _masked, settings)
+    return _model(prefix, "ForConditionalGeneration", text_batch, settings)
 
 
 def _images(prefix: str, **settings: Any) -> Factory:
@@ -125,7 +113,7 @@ def _speech_to_text(library: Any) -> tuple[torch.nn.Module, Callable[[], Batch]]
     settings = {**SEQUENCE, **SPECIAL, "vocab_size": VOCABULARY, "input_feat_per_channel": 8, "conv_channels": 16}
     settings |= {"max_source_positions": 64, "max_target_positions": 32, "encoder_layerdrop": 0.0}
     model = library.Speech2TextForConditionalGeneration(library.Speech2TextConfig(**settings))
-    return model, lambda: {"input_features": torch.randn(BATCH, 32, 8), "labels": _tokens()}
+    return model, lambda: {"input_features": torch.randn(BATCH, 32, 8), "labels": tokens_of()}
 
 
 def _spectrogram(library: Any) -> tuple[torch.nn.Module, Callable[[], Batch]]:
@@ -248,7 +236,7 @@ FACTORIES: dict[str, Factory] = {
     "xlnet": _model(
         "XLNet",
         "LMHeadModel",
-        _causal,
+        causal_batch,
         {"vocab_size": VOCABULARY, "d_model": WIDTH, "n_layer": 2, "n_head": 2, "d_inner": 64},
     ),
     # Encoders and decoders.

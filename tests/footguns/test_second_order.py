@@ -1,4 +1,4 @@
-"""Second derivatives that torch.compile 2.13 was seen to get silently wrong, or to refuse (DESIGN.md, section 9)."""
+"""Second derivatives that torch.compile 2.13 was seen to get silently wrong, or to refuse."""
 
 from __future__ import annotations
 
