@@ -1,4 +1,4 @@
-"""Which Python and torch versions Dovetail runs on, checked once at import."""
+"""The versions of Python and torch that Dovetail runs on, checked once at import."""
 
 from __future__ import annotations
 

@@ -62,7 +62,7 @@ def matcher(state: AmbientState) -> Callable[[], bool]:
 
 
 def _checks() -> tuple[Callable[[], bool], Callable[[], bool]]:
-    """What must be as now, and a check in C++ of the rest, which may say no for other reasons."""
+    """The state that must be as now, and a check in C++ of the rest, which may say no for other reasons."""
     counts = private_guard_managers.sees_changed_dictionaries()
     watched = [one.read for one in WATCHED if not (counts and one.tables)]
     in_torch = private_guard_managers.global_state_check()

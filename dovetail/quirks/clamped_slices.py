@@ -66,7 +66,7 @@ def _clamped(bound: int, size: Any) -> Any:
 
 
 def _length(start: int, end: int | None, size: Any) -> Any:
-    """How long a slice is, in as short an expression as can be: a comparison with 0 or 1 then need not guard."""
+    """The length of a slice in as short an expression as can be: a comparison with 0 or 1 then need not guard."""
     if end is None:
         return private_numbers.lesser(-start, size) if start < 0 else private_numbers.greater(size - start, 0)
     if (start < 0) == (end < 0):

@@ -70,7 +70,7 @@ class Compiled(Protocol[Parameters, ResultOf]):
 
     @property
     def events(self) -> EventLog:
-        """What was decided, why, and how long it took."""
+        """The log of decisions with their reasons, and of timed stages."""
 
     @property
     def backend(self) -> Backend:
@@ -106,7 +106,7 @@ Method = TypeVar("Method", bound=_OfObjects | _OfClasses)
 
 
 class Compiler(Protocol):
-    """What ``compile(**options)`` returns: a decorator."""
+    """The decorator that ``compile(**options)`` returns."""
 
     @overload
     def __call__(self, function: Module) -> Module: ...  # type: ignore[overload-overlap]

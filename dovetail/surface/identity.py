@@ -19,7 +19,7 @@ def _hash(compiled: CompiledModule) -> int:
 
 
 def _named_modules(compiled: CompiledModule, *args: Any, **kwargs: Any) -> Iterator[tuple[str, torch.nn.Module]]:
-    """What ``children()`` of the parent gives, the compiled module, and the modules below it."""
+    """The modules as the original names them, with the compiled module in the place of the original."""
     for name, module in compiled.original.named_modules(*args, **kwargs):
         yield name, compiled if module is compiled.original else module
 

@@ -1,4 +1,4 @@
-"""What a shape environment assumes of its symbols: kept apart for a while, and made again in another process."""
+"""Assumptions of a shape environment about its symbols: kept apart for a while, and made again in another process."""
 
 from __future__ import annotations
 
@@ -73,7 +73,7 @@ def sizes_of(environment: ShapeEnv) -> list[Any]:
 
 
 def facts_of(environment: ShapeEnv, symbol: Any) -> list[Any]:
-    """What :func:`size_of_facts` makes a symbol of again: plain numbers and a name."""
+    """The facts of which :func:`size_of_facts` makes a symbol again: plain numbers and a name."""
     number = environment.create_symintnode(symbol, hint=None)
     return [str(symbol), hint(number), *range_of(environment, symbol), symbol.is_positive]
 

@@ -96,7 +96,7 @@ def saved_tensor_hooks_change_values() -> bool:
 
 
 def saved_at(ctx: Any, places: Sequence[int]) -> list[torch.Tensor | None]:
-    """What a node has saved at these places, None elsewhere; raises where any of it was written to, or is a written result."""
+    """The values a node has saved at these places, None elsewhere; raises where one was written to, or is a written result."""
     items = ctx._raw_saved_tensors
     if places and not hasattr(items[places[0]], "unpack"):
         raise RuntimeError("before torch 2.12, saved values are only read together")

@@ -68,7 +68,7 @@ def is_leaf_node(node: Any) -> bool:
 
 
 def leading_to(nodes: Collection[Any], ends: Iterable[Any]) -> set[Any]:
-    """Those of the nodes from which a backward comes to one of ``ends``; an end only where it leads to another one.
+    """The nodes from which a backward comes to one of ``ends``; an end only where it leads to another one.
 
     >>> x = torch.ones(2, requires_grad=True)
     >>> y = x.exp()

@@ -1,4 +1,4 @@
-"""Which compilers this machine has."""
+"""The compilers of this machine."""
 
 from __future__ import annotations
 

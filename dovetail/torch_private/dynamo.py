@@ -89,7 +89,7 @@ def dynamo_capture_seconds() -> float:
 
 
 def dynamo_graph_breaks() -> int:
-    """How many graph breaks torch.compile has counted so far in this process."""
+    """The number of graph breaks that torch.compile has counted so far in this process."""
     from torch._dynamo.utils import counters
 
     return int(sum(counters["graph_break"].values()))
@@ -104,7 +104,7 @@ class CallersInput:
 
 
 def callers_name(source: Any) -> str:
-    """How the caller writes a source, such as ``L['x']``."""
+    """The text by which the caller writes a source, such as ``L['x']``."""
     if source is None:
         return "an input"
     name = source.name
@@ -166,7 +166,7 @@ def compiling_questions() -> tuple[Any, ...]:
 
 
 def compile_stance() -> str:
-    """What ``torch.compiler.set_stance`` has set; it is kept by torch.compile, which may never have been loaded."""
+    """The stance that ``torch.compiler.set_stance`` has set; it is kept by torch.compile, which may never have been loaded."""
     keeper = sys.modules.get("torch._dynamo.eval_frame")
     if keeper is None:
         return "default"
@@ -253,7 +253,7 @@ def _torchs_names(ids: frozenset[int]) -> tuple[str, ...]:
 
 
 def chosen_backend() -> Any:
-    """What ``torch.compiler.set_default_backend`` has set; None where it is torch's own choice, or torch is older than 2.13."""
+    """The backend of ``torch.compiler.set_default_backend``; None where it is torch's own choice, or torch is older than 2.13."""
     ask = getattr(torch.compiler, "get_default_backend", None)
     if ask is None or "torch._dynamo.backends.registry" not in sys.modules or (found := ask()) == "inductor":
         return None
@@ -261,7 +261,7 @@ def chosen_backend() -> Any:
 
 
 def substitutes() -> dict[Any, Any]:
-    """What the program has given ``torch.compiler.substitute_in_graph``: Python functions, by those that they stand for."""
+    """The Python functions given to ``torch.compiler.substitute_in_graph``, by the functions that they stand for."""
     functions = sys.modules.get("torch._dynamo.variables.functions")
     if functions is None:
         return {}

@@ -57,7 +57,7 @@ def makes_memory(operator: Any) -> bool:
 
 
 def name_of_nodes(operator: Any) -> str:
-    """What the nodes of an operator are called, without their numbers.
+    """The name of an operator's nodes, without their numbers.
 
     >>> name_of_nodes(torch.ops.aten.mul.Tensor)
     'mul'
@@ -106,7 +106,7 @@ def node_of_fake(tracer: PythonKeyTracer, fake: torch.Tensor) -> torch.fx.Node |
 
 
 def facts_of(fake: Any) -> tuple[Any, ...]:
-    """What an operator can depend on of a fake tensor; not hashable if its sizes are symbolic."""
+    """The facts about a fake tensor that an operator can depend on; not hashable if its sizes are symbolic."""
     return (
         fake.dtype,
         fake.shape,
@@ -131,7 +131,7 @@ class Pattern:
     alias: int
 
     def make(self, fake_mode: FakeTensorMode, arguments: Sequence[torch.Tensor], count: int) -> list[Any]:
-        """That many fake tensors, in one storage."""
+        """Make that many fake tensors in one storage."""
         with torch._C._DisableTorchDispatch():
             meta = torch.empty_strided(self.shape, self.stride, dtype=self.dtype, device="meta")
             if self.alias >= 0:
@@ -150,7 +150,7 @@ class Pattern:
 
 
 def pattern_of(fake: Any, arguments: Sequence[torch.Tensor]) -> Pattern | None:
-    """How a fake tensor can be made again from other arguments of the same facts; None where that gives another one."""
+    """A function that makes a fake tensor again from other arguments of the same facts; None where that gives another one."""
     facts = facts_of(fake)
     if any(type(number) is not int for number in (*fake.shape, *fake.stride(), fake.storage_offset(), facts[-1])):
         return None
@@ -184,7 +184,7 @@ def add_node(
     name: str,
     op: str = "call_function",
 ) -> torch.fx.Node:
-    """What ``graph.create_node`` adds; its search of all arguments for raw symbols, and other checks, take as long again."""
+    """Do the work of ``graph.create_node``; its search of all arguments for raw symbols, and other checks, take as long again."""
     name = graph._graph_namespace.create_name(name, None)
     node = torch.fx.Node(graph, name, op, target, args, kwargs)
     graph._graph_namespace.associate_name_with_obj(name, node)
@@ -255,7 +255,7 @@ class _Answer(TorchDispatchMode):
 
 
 def functionalise(mode: Any, operator: Any, args: Sequence[Any], kwargs: Mapping[str, Any], result: Any) -> Any:
-    """What functionalisation makes of an operator whose fake result is known."""
+    """Functionalise an operator whose fake result is known."""
     inner = [_unwrapped(item) for item in args]
     named = {name: _unwrapped(item) for name, item in kwargs.items()}
     include = torch._C._dispatch_tls_local_include_set() | _INCLUDED

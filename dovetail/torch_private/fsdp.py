@@ -1,4 +1,4 @@
-"""What ``fully_shard`` (FSDP2) knows of a module's parameters."""
+"""The state that ``fully_shard`` (FSDP2) keeps of a module's parameters."""
 
 from __future__ import annotations
 

@@ -170,7 +170,7 @@ class NativeGuards:
 
 
 class NativeStep:
-    """Where :class:`NativeGuards` are added: a value, reached from a fixed object. ``value`` is always the one there is now."""
+    """A place to add :class:`NativeGuards`: a value, reached from a fixed object. ``value`` is always the present one."""
 
     def __init__(self, manager: Any, name: str, expected: list[Any]) -> None:
         self._manager = manager
@@ -235,7 +235,7 @@ class NativeStep:
 
 
 def _example(value: Any) -> Any:
-    """What torch is shown of a value. Where it is shown a dictionary, it asks later values for their count of writes before it
+    """The example of a value for torch. Where it is shown a dictionary, it asks later values for their count of writes before it
     asks for their types; from Python 3.12 on it raises where a value is no dictionary, and leaves torch functions disabled.
     """
     return None if isinstance(value, dict) else value

@@ -133,7 +133,7 @@ def generated_file(compiled: Any) -> str:
 
 
 def cache_hits() -> int:
-    """How many graphs Inductor's cache has had so far in this process."""
+    """The number of graphs that Inductor's cache has had so far in this process."""
     from torch._dynamo.utils import counters
 
     return int(counters["inductor"]["fxgraph_cache_hit"])

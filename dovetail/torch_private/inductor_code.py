@@ -33,7 +33,7 @@ _NAMESPACES = ("aten", "mkldnn")
 
 @functools.cache
 def _plain_names() -> dict[str, Any]:
-    """What generated code finds under the names of Inductor's usual imports."""
+    """The objects that generated code finds under the names of Inductor's usual imports."""
     checks = torch._C._dynamo.guards
     return {
         "torch": torch,

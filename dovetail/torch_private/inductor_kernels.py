@@ -377,7 +377,7 @@ def _key_of_file(source: str) -> str:
 
 @functools.cache
 def _machine() -> tuple[str, ...]:
-    """What decides about compiled code beside source and command: versions, the compiler, and this CPU (``-march=native``)."""
+    """The facts behind compiled code beside source and command: versions, the compiler, and this CPU (``-march=native``)."""
     from torch._inductor.cpp_builder import get_compiler_version_info, get_cpp_compiler
 
     about = [

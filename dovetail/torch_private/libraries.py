@@ -32,17 +32,17 @@ def is_recorded_inside(overload: OpOverload) -> bool:
 
 
 def higher_order_operators() -> Iterable[HigherOrderOperator]:
-    """Those that there are so far."""
+    """The operators that are defined so far."""
     return _higher_order_ops.values()
 
 
 def functional_rule(operator: HigherOrderOperator) -> Callable[..., Any] | None:
-    """What the operator does with functional tensors, called with the mode."""
+    """The treatment of functional tensors by the operator, called with the mode."""
     return operator.python_key_table.get(FunctionalTensorMode)  # type: ignore[arg-type, no-any-return, unused-ignore]
 
 
 def fake_rule(operator: HigherOrderOperator) -> Callable[..., Any] | None:
-    """What the operator does with fake tensors, called with the mode; None where the mode's own dispatch knows."""
+    """The treatment of fake tensors by the operator, called with the mode; None where the mode's own dispatch knows."""
     known: Any = registered_hop_fake_fns
     if operator in known:
         return None

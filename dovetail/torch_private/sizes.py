@@ -139,7 +139,7 @@ def carried_float(fake: object) -> Any:
 
 
 class KnownSymbols:
-    """Which symbols of a shape environment were looked at, and which of them were made out of data."""
+    """The symbols of a shape environment that were looked at, and those of them that were made out of data."""
 
     def __init__(self) -> None:
         self.count = 0
@@ -193,7 +193,7 @@ def marked_ranges(tensor: torch.Tensor) -> dict[int, tuple[int | None, int | Non
 
 
 def deferred_assumptions(environment: ShapeEnv, truths: Set[Any] = frozenset()) -> list[Any]:
-    """What a shape environment assumed about sizes that are made of data, as expressions; each once. That ``truths`` are 0 or
+    """The assumptions of a shape environment about sizes made of data, as expressions, each once. That ``truths`` are 0 or
     1 is no assumption.
     """
     found: dict[Any, None] = {}
@@ -269,7 +269,7 @@ def _cached_by(environment: ShapeEnv, method: Any) -> Callable[..., Any]:
     version = environment._version_counter
 
     def current(*args: Any, **kwargs: Any) -> Any:
-        """What is known of the symbols decides the result: the cache is emptied when that changes."""
+        """The result depends on the facts about symbols: the cache is emptied when these change."""
         nonlocal version
         if version != environment._version_counter:
             cached.cache_clear()

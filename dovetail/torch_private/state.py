@@ -106,7 +106,7 @@ _PRECISIONS = [
 
 
 def unless_mixed(read: Callable[[], Any]) -> Any:
-    """What an older switch of precision says; the newer ones where torch refuses to read the older one beside them."""
+    """Read an older switch of precision; the newer ones where torch refuses to read the older one beside them."""
     try:
         return read()
     except RuntimeError:

@@ -82,7 +82,7 @@ class Facts:
         return Facts(facts)
 
     def depends(self, results: Sequence[torch.Tensor]) -> list[bool]:
-        """Which of the results require a gradient where an argument does."""
+        """The results that require a gradient where an argument does."""
         if self.flags is not None:
             return list(self.flags)
         return [item.is_floating_point() or item.is_complex() for item in results]

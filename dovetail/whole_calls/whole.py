@@ -123,7 +123,7 @@ class _FlatCall:
         self._numbers: list[bool] = []
 
     def _reader(self, leaf: Any) -> Callable[[Sequence[torch.Tensor]], Any]:
-        """How an argument that is no tensor is read off the tensors."""
+        """The reader of an argument that is no tensor, from the tensors."""
         if private_sizes.is_data_number(leaf):
             self.tensors.append(number_as_tensor(leaf))
             at = len(self.tensors) - 1
@@ -141,7 +141,7 @@ class _FlatCall:
         return [_number_tensor(item) if type(item) in (bool, int, float) else item for item in results]
 
     def written(self, trace: Trace) -> list[tuple[int, bool]]:
-        """Which arguments the function writes to, and whether it counts that, found by an example call.
+        """The arguments that the function writes to, and whether it counts that, found by an example call.
 
         The running statistics of a batch norm are written to by its kernel, which counts no writes.
         """

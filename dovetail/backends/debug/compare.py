@@ -36,7 +36,7 @@ _SEED = 0
 
 @dataclass(frozen=True)
 class Compared:
-    """What one backend does otherwise than eager.
+    """The differences of one backend from eager.
 
     ``agrees``: all values agree, to the last bit or within the tolerances. ``largest`` is the largest difference of two numbers,
     in the value ``largest_in``. ``problem`` is what does not agree, or what was raised; ``operator`` the first operator that

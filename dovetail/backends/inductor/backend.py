@@ -143,7 +143,7 @@ def _make_settings(options: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _key(job: Job) -> str:
-    """What decides about the code and is not in Inductor's own key: the workarounds, and the values of all nodes.
+    """The facts that decide about the code and are not in Inductor's own key: the workarounds, and the values of all nodes.
 
     Inductor's key has the text of the graph and the values of its inputs. What a custom operator's fake kernel said is in neither.
     """

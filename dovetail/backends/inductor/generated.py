@@ -1,4 +1,4 @@
-"""Where the code lies that Inductor has generated for each graph, for people who want to read it."""
+"""The files with the code that Inductor has generated for each graph, for people who want to read it."""
 
 from __future__ import annotations
 

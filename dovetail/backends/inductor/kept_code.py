@@ -129,7 +129,7 @@ def _written(value: Any) -> str:
 
 
 def facts(value: Any) -> str:
-    """What kernels may assume of a value."""
+    """The facts that kernels may assume of a value."""
     if isinstance(value, (list, tuple)):
         return f"[{', '.join(map(facts, value))}]"
     if not isinstance(value, torch.Tensor):

@@ -30,7 +30,7 @@ _NEW_LEAVES: Final = "leaves that the program makes"
 
 
 class GradientFlags:
-    """Which inputs of one trace the program turns on and off."""
+    """The inputs of one trace whose gradients the program turns on and off."""
 
     def __init__(self, interpreter: TracingInterpreter) -> None:
         self._values = interpreter.values

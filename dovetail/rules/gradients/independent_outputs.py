@@ -89,13 +89,13 @@ class _Keeping:
 
 
 def _needed(backward: Backward, defined: Pattern) -> Sequence[int]:
-    """Which of the saved values the backward for these tangents takes."""
+    """The saved values that the backward for these tangents takes, by place."""
     found = backward.graph_of(defined)
     return () if found is None else found[1][: len(found[1]) - sum(defined)]
 
 
 class KeptApart:
-    """What one call has saved, for as long as an output needs it; see :class:`dovetail.runtime.function.SavedApart`.
+    """The saved values of one call, each for as long as an output needs it; see :class:`dovetail.runtime.function.SavedApart`.
 
     ``freed_by`` says for each differentiable output which ones a backward from it leaves without theirs; ``needed(pattern)`` which
     of the saved values a backward from these outputs takes. In eager, a backward from one output knows nothing of a write to what

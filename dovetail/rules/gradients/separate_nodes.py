@@ -79,7 +79,7 @@ def with_separate_nodes(
 
 
 class _Shared:
-    """What the nodes of one call share: to the graph it is the context of the one node that it would have."""
+    """The state that the nodes of one call share: to the graph it is the context of the one node that it would have."""
 
     call: Call
 
@@ -132,7 +132,7 @@ class NodeOfSomeOutputs(CompiledBackward):
 
     @staticmethod
     def prologue(ctx: Any, saved: Sequence[Any], gradients: Gradients) -> list[Any]:
-        """What the backward's graph is called with."""
+        """The arguments of the backward's graph."""
         call, of_all = ctx.call, _of_all(ctx, gradients)
         defined = tuple([value is not None for value, flag in zip(of_all, ctx.flags, strict=True) if flag])
         found = call.apart.read(defined)

@@ -131,7 +131,7 @@ class Waiting:
         return frozenset(found)
 
     def steps_with(self, given: tuple[Any, ...]) -> float:
-        """How many steps a schedule makes in this call at most, with one more that is handed these arguments."""
+        """The most steps that a schedule makes in this call, with one more that is handed these arguments."""
         return math.inf if given else len(self._calls) + 1
 
     def was_written(self, schedule: Any) -> bool:

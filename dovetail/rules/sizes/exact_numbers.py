@@ -203,7 +203,7 @@ def _geometry(tensor: Source, kind: str, dim: int) -> Source:
 
 
 def _source_of(interpreter: TracingInterpreter, number: Any) -> Source | None:
-    """How to find a symbolic number again; None where that cannot be said."""
+    """The way to find a symbolic number again; None where there is none."""
     expression = private_sizes.first_expression(number)
     bindings = interpreter.trace.bindings()
     symbols = private_sizes.symbols_of(expression)

@@ -218,7 +218,7 @@ def _select_symbolic(interpreter: TracingInterpreter, target: torch.Tensor, key:
 
 
 def _dimensions_of(item: Any) -> int:
-    """How many dimensions of the tensor an item of an index stands for."""
+    """The number of dimensions of the tensor that an item of an index stands for."""
     if item is None or item is Ellipsis or type(item) is bool:
         return 0
     if isinstance(item, torch.Tensor) and item.dtype in (torch.bool, torch.uint8):

@@ -21,7 +21,7 @@ Read = Callable[[Mapping[Any, Any]], Any]
 
 
 def late_number(recorder: Recorder, number: Any) -> Read | None:
-    """How a replay reads a number that depends on data; None for other numbers, and where nobody knows."""
+    """The function by which a replay reads a number that depends on data; None for other numbers, and where nobody knows."""
     trace = open_trace()
     if trace is None or trace.recorder is not recorder or not private_sizes.is_data_number(number):
         return None

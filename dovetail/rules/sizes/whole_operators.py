@@ -32,7 +32,7 @@ class NoRuleError(Exception):
 
 @dataclass(frozen=True)
 class Row:
-    """How a function is kept whole.
+    """The way in which a function is kept whole.
 
     ``sizes`` gives, for the same arguments, the size and type of each result, which are contiguous; a single one is no tuple. It
     raises :class:`NoRuleError`, or TypeError, for arguments that it does not know. ``always``: with plain sizes too;
@@ -84,7 +84,7 @@ def keep_whole(
 
 
 def _reader(interpreter: TracingInterpreter, leaf: Any, given: list[torch.Tensor], device: Any) -> Any:
-    """How an argument is read off the tensors that the call is given: a size is given as that of a tensor without elements."""
+    """The reader of an argument from the tensors of the call: a size is given as that of a tensor without elements."""
     if type(leaf) is torch.SymInt:
         _require(private_sizes.hint(leaf) >= 0)
         device = device or (given[0].device if given else torch.get_default_device())

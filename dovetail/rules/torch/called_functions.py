@@ -78,7 +78,7 @@ def _ask(function: Any) -> Any:
 def _guard_answer(
     interpreter: TracingInterpreter, function: Any, args: Arguments, kwargs: Keywords, result: Any
 ) -> None:
-    """What torch answers to a question without arguments is state that only the function itself can read."""
+    """Guard the answer of a function of torch without arguments: it is state that only the function itself can read."""
     if args or kwargs or not is_leaf_value(result) or is_trusted(interpreter.frames[-1].globals.get("__name__")):
         return
     name = f"{function.__module__}.{function.__name__}"

@@ -103,7 +103,7 @@ def _is_same(one: list[list[Any]], other: list[list[Any]]) -> bool:
 
 
 def without_symbols(interpreter: TracingInterpreter, reason: str) -> Interruption:
-    """What to raise where a size or number is symbolic: the call is captured for its own sizes."""
+    """The exception to raise where a size or number is symbolic: the call is captured for its own sizes."""
     if interpreter.trace.settings.shapes.has_symbols:
         return Retry(reason, change=CaptureSettings.with_fewer_symbols)
     return Break(reason, ADVICE)
@@ -173,7 +173,7 @@ def _facts(value: torch.Tensor) -> Any:
 
 
 class _Given(torch.autograd.Function):
-    """What both functions are given: gradients exist and lie as the tensors do, whichever of them has used which.
+    """The values that both functions are given: gradients exist and lie as the tensors do, whichever of them has used which.
 
     As in eager, they are constants: ``torch.cond`` has no second derivative.
     """

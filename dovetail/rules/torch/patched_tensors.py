@@ -1,4 +1,4 @@
-"""What a program puts into the classes of tensors: methods of its own, and functions in the place of torch's methods.
+"""Patches of a program in the classes of tensors: methods of its own, and functions in the place of torch's methods.
 
 A method that the program calls by its name is interpreted. A special method is called by native code, for an operator or a
 builtin, where nobody sees what it does: while one is replaced, nothing is captured. A hook or a custom backward finds what is there
@@ -40,7 +40,7 @@ _SHOWING = frozenset(
 
 
 class Patch:
-    """What a program has put into a class under a name; equal to another one by identity."""
+    """A patch of a class under a name; equal to another one by identity."""
 
     def __init__(self, name: str, value: Any) -> None:
         self.name, self.value = name, value
@@ -56,7 +56,7 @@ class Patch:
 
 
 def patches() -> tuple[Patch, ...]:
-    """What is not torch's own in the classes of tensors; what is gone there has the value None.
+    """The patches in the classes of tensors; an attribute of torch's that is gone has the value None.
 
     >>> torch.Tensor.twice = lambda self: self * 2
     >>> [*map(str, patches())]

@@ -51,7 +51,7 @@ def _leave_to_eager(interpreter: TracingInterpreter) -> None:
 
 
 def in_hooks_that_keep_values(dispatcher: Dispatcher, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Run | None:
-    """How a call runs inside of hooks of torch's own; None elsewhere."""
+    """Decide how a call runs inside of hooks of torch's own; None elsewhere."""
     if not private_autograd.has_saved_tensor_hooks() or private_autograd.saved_tensor_hooks_change_values():
         return None
     found = private_checkpoints.open_region()
@@ -76,7 +76,7 @@ def _in_region(
     args: tuple[Any, ...],
     kwargs: dict[str, Any],
 ) -> Run:
-    """How a call runs in a region that the backward computes again: then by the entry that it has run by at first.
+    """Decide how a call runs in a region that the backward computes again: then by the entry that it has run by at first.
 
     Another one might save other tensors, or save them in another order, and nobody would notice.
     """

@@ -27,7 +27,7 @@ def _set_data(interpreter: TracingInterpreter, target: torch.Tensor, value: Any)
 
 
 def _place(tensor: torch.Tensor) -> tuple[Any, ...]:
-    """Where a strided tensor lies, and how what lies there is read; another's place is never that of a tensor of no such kind."""
+    """A key of a strided tensor's memory and of the way it is read; a tensor of another kind never has the same key."""
     if tensor.layout != torch.strided:
         return (id(tensor),)
     shape = tuple(tensor.shape), tensor.stride(), tensor.storage_offset()

@@ -1,4 +1,4 @@
-"""Where an input lies in its storage: sizes and strides are guarded for every input, this only where the program depends on it.
+"""The offset of an input in its storage: guarded only where the program depends on it, unlike sizes and strides.
 
 ``as_strided`` with an offset counts from the start of the storage, and may reach what lies beside the tensor: a graph that
 somebody compiles for a tensor alone does not have that.

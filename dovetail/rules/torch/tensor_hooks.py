@@ -24,7 +24,7 @@ from dovetail.trace.trace import Trace, open_trace
 
 
 class Tape:
-    """What a hook computes of its gradient: a program each for a backward with gradients and without; none before it has run.
+    """The computation of a hook on its gradient: a program each for a backward with gradients and without; none before it has run.
 
     The first input of the programs is the gradient. ``read`` are the numbers of the other ones in the program around.
     """
