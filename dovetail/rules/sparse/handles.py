@@ -9,6 +9,7 @@ import torch
 
 from dovetail.guards import Predicate, Step
 from dovetail.runtime.origins import note_origin
+from dovetail.torch_private import tracing as private_tracing
 from dovetail.whole_calls.handles import make_handle, parts_of_handle
 
 
@@ -26,7 +27,9 @@ class HandleSource(Step):
         return handle
 
     def memory(self, value: torch.Tensor) -> list[torch.Tensor]:
-        return parts_of_handle(value)
+        # A graph that writes to one of its inputs asks while it is captured: the tensor is a real one.
+        with private_tracing.disable_current_modes():
+            return parts_of_handle(value)
 
 
 @dataclass(frozen=True)

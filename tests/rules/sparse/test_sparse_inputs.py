@@ -318,3 +318,27 @@ def test_a_dense_tensor_in_the_memory_of_a_sparse_one_is_written_to() -> None:
                     warnings.simplefilter("ignore")
                     found.append([function(x, values, y), values, x.to_dense()])
             assert all(map(torch.equal, *found))
+
+
+def test_a_step_that_writes_to_parameters_is_one_graph_beside_a_sparse_input() -> None:
+    """Whether an input shares the memory that a graph writes to is asked while it is captured."""
+    adjacency, x = made(torch.sparse_coo, requires_grad=False), torch.randn(4, 3, dtype=torch.float64)
+
+    def trained(compiler: Callable[..., Any]) -> list[Any]:
+        torch.manual_seed(0)
+        layer = torch.nn.Linear(3, 2, dtype=torch.float64)
+        optimizer = torch.optim.SGD(layer.parameters(), lr=0.1)
+
+        def step() -> tuple[float, torch.Tensor]:
+            optimizer.zero_grad()
+            loss = torch.spmm(adjacency, layer(x)).square().sum()
+            loss.backward()
+            optimizer.step()
+            with torch.no_grad():
+                return loss.item(), torch.spmm(adjacency, layer(x))
+
+        call = compiler(step)
+        return [*(call() for _ in range(3)), layer.weight.detach(), layer.weight.grad]
+
+    compiled = trained(lambda step: dovetail.compile(step, backend="aten", fullgraph=True))
+    assert same(compiled, trained(lambda step: step))
