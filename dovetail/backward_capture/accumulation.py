@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import sys
+from typing import Any
 
 import torch
 
+from dovetail.torch_private import autograd as private_autograd
 from dovetail.torch_private import engine as private_engine
 from dovetail.torch_private import recordings as private_recordings
 
@@ -42,7 +44,13 @@ def accumulate_grad(variable: torch.Tensor, gradient: torch.Tensor | None) -> No
     if gradient is None or not variable.requires_grad:
         return
     old = variable.grad
-    if old is None:
+    is_mixed = gradient.layout is torch.strided and variable.layout is not torch.strided
+    if is_mixed and not private_autograd.has_hooks(variable):
+        # A sparse leaf takes a dense gradient from its own node only, not by the attribute; the node would call hooks again.
+        with torch.enable_grad():
+            node: Any = variable.clone().grad_fn
+        node.next_functions[0][0](gradient)
+    elif old is None:
         if gradient.layout is not torch.strided or variable.layout is not torch.strided:
             variable.grad = gradient.clone()
         else:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Sequence
 from typing import Any
 
@@ -33,11 +34,21 @@ class SavedContext:
         """The tensors given to ``save_for_backward``."""
         return self._tensors
 
+    @property
+    def saved_variables(self) -> tuple[Any, ...]:
+        """The same tensors, by the name that torch has deprecated."""
+        warnings.warn("'saved_variables' is deprecated; use 'saved_tensors'", DeprecationWarning, stacklevel=2)
+        return self._tensors
+
     def __getattr__(self, name: str) -> Any:
         return getattr(self._context, name)
 
     def __setattr__(self, name: str, value: Any) -> None:
         setattr(self._context, name, value)
+
+
+# The real context is a node, and a backward may ask whether its own is one.
+torch.autograd.graph.Node.register(SavedContext)
 
 
 def call_backward(
@@ -50,6 +61,10 @@ def call_backward(
     """
     kind = context._forward_cls
     count = len(context.needs_input_grad)
+    if kind.backward is not torch.autograd.Function.backward and kind.vjp is not torch.autograd.Function.vjp:
+        raise RuntimeError(
+            "Implementing both 'backward' and 'vjp' for a custom Function is not allowed. You should only implement one of them."
+        )
     backward = kind.vjp if kind.vjp is not torch.autograd.Function.vjp else kind.backward
     if any(item is None for item in gradients):
         gradients = tuple(

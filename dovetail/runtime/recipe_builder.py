@@ -286,7 +286,7 @@ class RecipeBuilder:
             items = tuple(self.build(item) for item in plain.__iter__(value))
         elif isinstance(value, (torch.nn.Module, types.GeneratorType, types.FrameType, type)):
             raise _refusal(value)
-        own = getattr(value, "__dict__", None)
+        own = object.__getattribute__(value, "__dict__") if kind.__dictoffset__ else None
         attributes = [(name, self.build(item)) for name, item in own.items()] if isinstance(own, dict) else []
         for name, item, is_shadowed in _slots(value):
             if is_shadowed:

@@ -108,6 +108,15 @@ def layer_norm_and_gelu(run: Run) -> Any:
 
 
 @scenario
+def dense_gradient_of_a_sparse_leaf(run: Run) -> Any:
+    matrix = torch.randn(run.size, 3).to_sparse().requires_grad_()
+    y = leaf(3, 2)
+    for _ in range(2):
+        (matrix @ y).sum().backward()
+    return grads(matrix, y)
+
+
+@scenario
 def embedding(run: Run) -> Any:
     table = nn.Embedding(10, 4)
     table(torch.arange(run.size) % 7).square().sum().backward()

@@ -37,6 +37,25 @@ def parameters_added_between_steps(run: Run) -> Any:
 
 
 @scenario
+def function_with_two_backwards(run: Run) -> Any:
+    class Both(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx: Any, x: torch.Tensor) -> torch.Tensor:
+            return x * 2
+
+        @staticmethod
+        def backward(ctx: Any, gradient: torch.Tensor) -> Any:
+            return gradient * 2
+
+        vjp = backward
+
+    x = leaf(run.size)
+    attempt(run, lambda: Both.apply(x).sum().backward())
+    x.sin().sum().backward()
+    return grads(x)
+
+
+@scenario
 def function_that_raises(run: Run) -> Any:
     class Fails(torch.autograd.Function):
         @staticmethod

@@ -116,6 +116,44 @@ class Bad(torch.autograd.Function):
 
 
 @scenario
+def function_that_asks_what_its_context_is(run: Run) -> Any:
+    class Asks(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx: Any, x: torch.Tensor) -> torch.Tensor:
+            ctx.save_for_backward(x)
+            return x * x
+
+        @staticmethod
+        def backward(ctx: Any, gradient: torch.Tensor) -> Any:
+            (x,) = ctx.saved_variables  # deprecated
+            return gradient * x * (2 if isinstance(ctx, torch.autograd.graph.Node) else 3)
+
+    x = leaf(run.size)
+    Asks.apply(x).sum().backward()
+    return grads(x)
+
+
+@scenario
+def once_differentiable_function_in_a_graph(run: Run) -> Any:
+    class Once(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx: Any, x: torch.Tensor, factor: int) -> torch.Tensor:
+            ctx.factor = factor
+            ctx.save_for_backward(x)
+            return x * x * factor
+
+        @staticmethod
+        @once_differentiable
+        def backward(ctx: Any, gradient: torch.Tensor) -> Any:
+            return 2 * gradient * ctx.saved_tensors[0] * ctx.factor, None
+
+    x, weight = leaf(run.size), torch.ones((), requires_grad=True)
+    Once.apply(x, 3).sum().backward(weight, create_graph=True)
+    run.note(x.grad.requires_grad)
+    return [x.grad.detach()]
+
+
+@scenario
 def function_with_a_number(run: Run) -> Any:
     x = leaf(run.size)
     (Scale.apply(x, 2.5) + Scale.apply(x, float(run.size))).sum().backward()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import array
 import collections
 import operator
+import sys
 from collections.abc import Callable
 from typing import Any
 
@@ -64,5 +65,46 @@ def test_every_call_writes(name: str) -> None:
             call(torch.ones(2))
             found.append(repr(owner))
         return found
+
+    assert run(lambda f: dovetail.compile(f, backend="aten")) == run(lambda f: f)
+
+
+class Wrapped:
+    """Hands every name that it has not itself to another object, ``__dict__`` among them."""
+
+    __slots__ = ("held",)
+
+    def __init__(self, held: Any) -> None:
+        object.__setattr__(self, "held", held)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.held, name)
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        setattr(self.held, name, value)
+
+
+class WrappedWithAttributes(Wrapped):
+    """The same with a ``__dict__`` of its own."""
+
+
+@pytest.mark.parametrize("kind", [Wrapped, WrappedWithAttributes])
+@pytest.mark.parametrize("breaks", [False, True])
+@pytest.mark.filterwarnings("ignore")
+def test_an_object_that_hands_names_on_is_built_from_its_own_attributes(kind: type, breaks: bool) -> None:
+    def run(wrap: Callable[[Any], Any]) -> Any:
+        held = Plain()
+
+        def program(x: torch.Tensor) -> Any:
+            outer = kind(held)
+            y = x * outer.count
+            outer.count = outer.count + 1
+            if breaks:
+                sys.stdout.write("")
+            return y + outer.count, outer
+
+        result, outer = wrap(program)(torch.ones(2))
+        own = list(object.__getattribute__(outer, "__dict__")) if kind.__dictoffset__ else []
+        return result.tolist(), type(outer), outer.held is held, vars(held), own
 
     assert run(lambda f: dovetail.compile(f, backend="aten")) == run(lambda f: f)
