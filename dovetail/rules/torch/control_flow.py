@@ -169,7 +169,7 @@ def trace_branch(interpreter: TracingInterpreter, name: str, function: Any, oper
 
 
 def _facts(value: torch.Tensor) -> Any:
-    return value.dtype, tuple(value.shape), value.stride(), value.device, value.requires_grad
+    return value.dtype, tuple(value.shape), value.stride(), value.device
 
 
 class _Given(torch.autograd.Function):
@@ -191,6 +191,21 @@ class _Given(torch.autograd.Function):
         return tuple(item.new_empty_strided(like.shape, like.stride()).copy_(item.detach()) for item, like in pairs)
 
 
+class _Connected(torch.autograd.Function):
+    """A result that was computed without gradients, with gradients of zero for what the functions are given."""
+
+    @staticmethod
+    def forward(ctx: Any, result: torch.Tensor, *given: torch.Tensor) -> torch.Tensor:
+        """See :class:`torch.autograd.Function`."""
+        ctx.like = [(torch.empty_like(item, device="meta"), item.device) for item in given]
+        return result.view_as(result)
+
+    @staticmethod
+    def backward(ctx: Any, gradient: torch.Tensor) -> Any:
+        """See :class:`torch.autograd.Function`."""
+        return None, *[torch.zeros_like(item, device=device) for item, device in ctx.like]
+
+
 def _conditional(interpreter: TracingInterpreter, branches: Sequence[Traced], condition: torch.Tensor) -> Any:
     recorder = interpreter.trace.recorder
     first, second = branches
@@ -198,16 +213,19 @@ def _conditional(interpreter: TracingInterpreter, branches: Sequence[Traced], co
         raise Break("the functions that torch.cond is given return different kinds of results", ADVICE)
     numbers = list(dict.fromkeys((*first.given, *second.given)))
     tensors = [recorder.tensors[number] for number in numbers]
-    needs_gradient = torch.is_grad_enabled() and any(item.requires_grad for item in tensors)
-    if needs_gradient and not all(item.requires_grad for item in first.results if item.is_floating_point()):
-        raise Break("a result of torch.cond has no gradient", ADVICE)
     programs = [
         Program(tuple(numbers), item.calls, tuple(recorder.number(result) for result in item.results))
         for item in branches
     ]
 
     def cond(predicate: torch.Tensor, *given: torch.Tensor) -> list[torch.Tensor]:
-        return programs[0 if predicate.item() else 1].run(list(_Given.apply(*given)))  # type: ignore[no-untyped-call]
+        inside = _Given.apply(*given)  # type: ignore[no-untyped-call]
+        results = programs[0 if predicate.item() else 1].run(list(inside))
+        # As in eager, each result of numbers requires a gradient as soon as anything does that one of the functions has used.
+        return [
+            item if item.requires_grad or not item.is_floating_point() else _Connected.apply(item, *inside)  # type: ignore[no-untyped-call]
+            for item in results
+        ]
 
     found = call_whole(cond, (condition, *tensors), {})
     return private_trees.tree_unflatten(list(found), first.spec)

@@ -25,6 +25,8 @@ interpret_modules(
     *("torch.nn.utils.parametrizations", "torch.nn.utils.stateless"),
     # Hooks of modules that are objects: they compute a parameter and set it as an attribute.
     *("torch.nn.utils.weight_norm", "torch.nn.utils.spectral_norm", "torch.nn.utils.prune"),
+    # The classes of one device derive from torch.autocast, which is interpreted too.
+    *("torch.cpu.amp.autocast_mode", "torch.cuda.amp.autocast_mode"),
     # Switches.
     *("torch.backends", "torch.backends.mha", "torch.__future__"),
     # They set parameters, or make modules.

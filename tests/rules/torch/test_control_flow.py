@@ -125,6 +125,57 @@ def test_gradients_of_parameters_exist_on_both_sides() -> None:
     assert gradients(compiled) == gradients(_one_uses_what_the_other_does_not)
 
 
+def _a_module_or_none(x: torch.Tensor) -> Any:
+    return torch.cond(x.sum() > 0, LINEAR, lambda z: z.sin(), (x.detach(),))
+
+
+def _a_gradient_or_none(x: torch.Tensor) -> Any:
+    return torch.cond(x.sum() > 0, lambda z: z.detach().cos(), lambda z: z.sin(), (x,))
+
+
+def _no_gradient_on_either_side(x: torch.Tensor) -> Any:
+    return torch.cond(x.sum() > 0, lambda z: z.detach().cos(), lambda z: z.detach().sin(), (x,))
+
+
+def _one_result_without_gradient(x: torch.Tensor) -> Any:
+    def first(z: torch.Tensor) -> Any:
+        return z.sin(), z.detach().cos()
+
+    return torch.cond(x.sum() > 0, first, lambda z: (z.cos(), LINEAR(z)), (x,))
+
+
+GRADIENTS_DIFFER = [
+    *(_a_module_or_none, _a_gradient_or_none, _no_gradient_on_either_side, _one_result_without_gradient)
+]
+
+
+def _results_and_gradients(function: Callable[..., Any], sign: int) -> list[Any]:
+    LINEAR.zero_grad()
+    x = (sign * torch.ones(2, 2)).requires_grad_()
+    results = tree_leaves(function(x))
+    sum(item.sum() for item in results if item.requires_grad).backward()
+    found = [(item.requires_grad, item.tolist()) for item in results]
+    return [found, *(None if item.grad is None else item.grad.tolist() for item in (x, LINEAR.weight, LINEAR.bias))]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("program", GRADIENTS_DIFFER)
+def test_functions_that_differ_in_who_has_a_gradient(program: Callable[..., Any]) -> None:
+    compiled = dovetail.compile(program, backend="aten", fullgraph=True)
+    for sign in (1, -1, 1):
+        assert _results_and_gradients(compiled, sign) == _results_and_gradients(program, sign)
+    assert len(compiled.entries) == 1
+
+
+def test_a_function_without_gradients_gives_zeros() -> None:
+    compiled = dovetail.compile(_a_module_or_none, backend="aten", fullgraph=True)
+    zeros, twos = [[0.0, 0.0], [0.0, 0.0]], [[2.0, 2.0], [2.0, 2.0]]
+    assert _results_and_gradients(compiled, -1)[1:] == [None, zeros, zeros[0]]
+    assert _results_and_gradients(compiled, 1)[1:] == [None, twos, twos[0]]
+    found = _results_and_gradients(dovetail.compile(_a_gradient_or_none, backend="aten", fullgraph=True), 1)
+    assert found[0] == [(True, torch.ones(2, 2).cos().tolist())] and found[1] == zeros
+
+
 @pytest.mark.slow
 def test_a_derivative_is_a_constant_as_in_eager() -> None:
     for function in (_nested, dovetail.compile(_nested, backend="aten", fullgraph=True)):
