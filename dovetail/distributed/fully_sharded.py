@@ -19,7 +19,7 @@ import torch.utils.checkpoint
 
 from dovetail.aot.steps import checks_outputs
 from dovetail.distributed.eager_ranks import watch_fsdp
-from dovetail.distributed.operators import filled_up, reshard, unshard
+from dovetail.distributed.operators import average, filled_up, reshard, unshard
 from dovetail.distributed.wrapped_models import at_capture
 from dovetail.frontend.code.frame import Break
 from dovetail.frontend.protocol import TracingInterpreter
@@ -31,19 +31,25 @@ from dovetail.torch_private import distributed as private_distributed
 from dovetail.torch_private import fsdp as private_fsdp
 from dovetail.torch_private import tracing as private_tracing
 from dovetail.torch_private import trees as private_trees
+from dovetail.torch_private.autograd import current_backward
 from dovetail.trace import Trace
 from dovetail.trace.overrides import autograd_nodes
-from dovetail.trace.settings import Retry
+from dovetail.trace.settings import CaptureSettings, Retry
 
 #: A capture that has given up a strategy of this name leaves the hooks to eager; what follows is the reason.
 _IN_GRAPH = "FSDP in the graph: "
+_UNREACHED = "gradients were kept of parameters that the backward which reduces them does not reach"
 
 
 @dataclass(frozen=True)
 class Spread:
-    """How a parameter is spread over ranks, whether it is freed after the forward, and the dtypes it is used and reduced in."""
+    """How a parameter is spread over ranks, whether it is freed after the forward, and the dtypes it is used and reduced in.
+
+    Each part is there on ``copies`` ranks, the group ``others``; gradients are divided by two factors, or averaged.
+    """
 
     group: str
+    others: str
     size: int
     again: bool
     rows: int
@@ -51,6 +57,22 @@ class Spread:
     whole: int
     dtype: torch.dtype | None
     reduce_dtype: torch.dtype | None
+    factors: tuple[float, float] | None
+    copies: int
+
+    @property
+    def reduction(self) -> str:
+        """What exchanges make of gradients."""
+        return "mean" if self.factors is None else "sum"
+
+    def reduced(self, gradient: torch.Tensor) -> torch.Tensor:
+        """This rank's part of the mean of all ranks' gradients."""
+        given = filled_up(gradient if self.factors is None else gradient / self.factors[0], self.size)
+        part: torch.Tensor = reshard(given, self.size, self.group, self.reduction)
+        if self.copies > 1:
+            part = average(part, self.copies, self.others, self.reduction)
+        part = part if self.factors is None else part / self.factors[1]
+        return part[: self.rows] if self.rows != self.padded else part
 
 
 def _give_up(reason: str) -> NoReturn:
@@ -67,17 +89,26 @@ class _Gathered(torch.autograd.Function):
         given = part if spread.dtype is None else part.to(spread.dtype)
         if spread.padded != spread.rows:
             given = torch.cat([given, given.new_zeros((spread.padded - spread.rows, *given.shape[1:]))])
-        whole: torch.Tensor = unshard(given, spread.again, spread.size, spread.group, "mean")
+        whole: torch.Tensor = unshard(given, spread.again, spread.size, spread.group, spread.reduction)
         return whole[: spread.whole] if spread.whole != whole.shape[0] else whole
 
     @staticmethod
-    def backward(ctx: Any, gradient: torch.Tensor) -> tuple[torch.Tensor, None, None]:
-        """This rank's part of the mean of all ranks' gradients."""
-        _check_unchanged(ctx.number)
-        spread = ctx.spread
-        given = gradient if spread.reduce_dtype is None else gradient.to(spread.reduce_dtype)
-        part = reshard(filled_up(given, spread.size), spread.size, spread.group, "mean")
-        return (part[: spread.rows] if spread.rows != spread.padded else part).to(ctx.dtype), None, None
+    def backward(ctx: Any, gradient: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
+        """This rank's part, or nothing where FSDP is to add up whole gradients of several backwards first."""
+        spread, (state, group, param) = ctx.spread, _unchanged(ctx.number)
+        kept, reduces = private_fsdp.kept_gradient(param), group.reduce_grads
+        _note_backward(state, group, param, reduces)
+        if kept is not None:
+            gradient = (kept + gradient).to(kept.dtype)
+        if spread.reduce_dtype is not None:
+            gradient = gradient.to(spread.reduce_dtype)
+        if not reduces:
+            # FSDP adds to it in place.
+            private_fsdp.keep_gradient(param, gradient.clone(memory_format=torch.contiguous_format))
+            return None, None, None
+        if kept is not None:
+            private_fsdp.keep_gradient(param, None)
+        return spread.reduced(gradient).to(ctx.dtype), None, None
 
 
 class _Open:
@@ -90,8 +121,12 @@ class _Open:
         #: What is gathered at each call of ``torch.utils.checkpoint``; of those that run the states open then, and what was there.
         self.regions: list[list[Any]] = []
         self.entered: list[tuple[int, list[Any]]] = []
-        #: The parts that were gathered, and the nodes that computed them.
-        self.parts: list[tuple[torch.Tensor, torch.fx.Node]] = []
+        #: The parts that were gathered, the nodes that computed them, and the state, group and parameter that they belong to.
+        self.parts: list[tuple[torch.Tensor, torch.fx.Node, Any]] = []
+        #: Of each outermost module that has begun the parameters that had a gradient kept, and those that have got one, with the
+        #: group of each and the backward that kept it first; and the backwards that have reduced gradients.
+        self.kept: dict[int, dict[Any, tuple[Any, int]]] = {}
+        self.reduced: dict[int, set[int]] = {}
 
 
 @at_capture
@@ -110,27 +145,48 @@ def _begin(interpreter: TracingInterpreter, state: Any, values: Any) -> None:
         isinstance(leaf, torch.Tensor) and leaf.device.type != device.type for leaf in private_trees.tree_leaves(values)
     ):
         _give_up("inputs are moved to another device")
-    interpreter.state(_Open).states.append(state)
+    opened = interpreter.state(_Open)
+    opened.states.append(state)
+    key = private_fsdp.context_of(state)
+    if key not in opened.kept:
+        kept = private_fsdp.kept_gradients(state)
+        counted = ComputedSource(private_fsdp.places_of_kept, (source,), f"which gradients {source.name} has kept")
+        interpreter.values.guard(counted, Equals(private_fsdp.places_of_kept(state)), "FSDP adds up gradients")
+        opened.kept[key], opened.reduced[key] = {param: (group, -1) for group, param in kept}, set()
 
 
 @at_capture
-def _spread(interpreter: TracingInterpreter, members: Any, *numbers: Any) -> Spread:
-    return Spread(private_distributed.process_group_name(members), *numbers)
+def _spread(interpreter: TracingInterpreter, members: Any, others: Any, *numbers: Any) -> Spread:
+    name = private_distributed.process_group_name
+    return Spread(name(members), "" if others is None else name(others), *numbers)
 
 
 @at_capture
-def _remember(interpreter: TracingInterpreter, part: torch.Tensor) -> int:
+def _remember(interpreter: TracingInterpreter, part: torch.Tensor, *owners: Any) -> int:
     parts = interpreter.state(_Open).parts
-    parts.append((part, interpreter.trace.node_of(part)))
+    parts.append((part, interpreter.trace.node_of(part), owners))
     return len(parts) - 1
 
 
 @at_capture
-def _check_unchanged(interpreter: TracingInterpreter, number: int) -> None:
-    """FSDP gathers a parameter for its backward as it is by then."""
-    part, node = interpreter.state(_Open).parts[number]
+def _unchanged(interpreter: TracingInterpreter, number: int) -> Any:
+    """The owners of a part. FSDP gathers a parameter for its backward as it is by then."""
+    part, node, owners = interpreter.state(_Open).parts[number]
     if interpreter.trace.node_of(part) is not node:
         _give_up("a parameter is written to between a forward and its backward")
+    return owners
+
+
+@at_capture
+def _note_backward(interpreter: TracingInterpreter, state: Any, group: Any, param: Any, reduces: bool) -> None:
+    """In eager a backward that reduces gradients reduces all that were kept, also those of parameters that it does not reach."""
+    opened, key, now = interpreter.state(_Open), private_fsdp.context_of(state), current_backward()
+    since = opened.kept[key].setdefault(param, (group, now))[1]
+    if any(since < other < now for other in opened.reduced[key]):
+        _give_up(_UNREACHED)
+    if reduces:
+        opened.reduced[key].add(now)
+        del opened.kept[key][param]
 
 
 @at_capture
@@ -149,9 +205,9 @@ def _end(interpreter: TracingInterpreter, state: Any) -> None:
 def _pre_forward(state: Any, module: Any, args: Any, kwargs: Any) -> Any:
     """Gather the parameters of a module, as the graph does it. It is interpreted, so that its reads of FSDP's state are guarded."""
     _begin(state, (args, kwargs))
-    for _, owners, numbers in private_fsdp.parameters_of(state):
+    for group, param, owners, numbers in private_fsdp.parameters_of(state):
         part = private_fsdp.parameter(*owners[0]).to_local()
-        whole = _Gathered.apply(part, _spread(*numbers), _remember(part))
+        whole = _Gathered.apply(part, _spread(*numbers), _remember(part, state, group, param))
         for owner, name in owners:
             _put(state, owner, name, whole)
     return private_fsdp.cast_inputs(state, args), private_fsdp.cast_inputs(state, kwargs)
@@ -164,7 +220,7 @@ def _post_forward(state: Any, module: Any, given: Any, output: Any) -> Any:
 
 
 def _close(state: Any) -> None:
-    for param, owners, _ in private_fsdp.parameters_of(state):
+    for _, param, owners, _ in private_fsdp.parameters_of(state):
         for owner, name in owners:
             private_fsdp.put_parameter(owner, name, param.sharded_param)
     _end(state)
@@ -173,10 +229,47 @@ def _close(state: Any) -> None:
 _PARTS = {"_pre_forward": _pre_forward, "_post_forward": _post_forward}
 
 
+@at_capture
+def _check_state(interpreter: TracingInterpreter, module: Any, state: Any) -> None:
+    if private_fsdp.state_of(module) is not state:
+        raise Break("FSDP's state of a module is not known from its hooks", "do this outside of the compiled function")
+
+
+def _state_behind(module: Any) -> Any:
+    states = [hook.__self__ for hook in module._forward_pre_hooks.values() if private_fsdp.is_hook(hook)]
+    state = states[0] if states else None
+    _check_state(module, state)
+    return state
+
+
+def _set_requires_gradient_sync(model: Any, requires_gradient_sync: bool, *, recurse: bool = True) -> None:
+    """Only writes down what the next backward is to do: the graph reads it when it comes to that."""
+    for module in list(model.modules()) if recurse else [model]:
+        state = _state_behind(module)
+        if state is not None:
+            for group in private_fsdp.groups_of(state):
+                group.reduce_grads = group.all_reduce_grads = requires_gradient_sync
+
+
+def _set_is_last_backward(model: Any, is_last_backward: bool) -> None:
+    _state_behind(model)._state_ctx.is_last_backward = is_last_backward
+
+
+_SETTINGS = {"set_requires_gradient_sync": _set_requires_gradient_sync, "set_is_last_backward": _set_is_last_backward}
+
+
+def _prepared(state: Any, settings: CaptureSettings) -> CaptureSettings:
+    """Between two attempts, as what an attempt has changed is undone behind it."""
+    private_fsdp.prepare(state)
+    return settings
+
+
 @wrapper_rule
 def _hook_of_fsdp(interpreter: TracingInterpreter, function: Any, args: Arguments, kwargs: Keywords) -> Instead | None:
     if isinstance(function, torch.nn.Module) or not private_distributed.is_of_fsdp(function):
         return None
+    if function.__name__ in _SETTINGS:
+        return Instead(_SETTINGS[function.__name__], args, kwargs)
     watch_fsdp()
     trace = interpreter.trace
     reason = next((text for text in trace.settings.without if text.startswith(_IN_GRAPH)), "")
@@ -187,10 +280,10 @@ def _hook_of_fsdp(interpreter: TracingInterpreter, function: Any, args: Argument
             f"FSDP's {function.__name__} is called: parameters are gathered and freed behind the back of a graph{why}",
             "compile each module that is given to fully_shard, or a whole step with its backward()",
         )
-    with private_tracing.disable_current_modes(), private_tracing.compiling_flag(False):
-        begun = private_fsdp.begin(args[0])
-    if begun:
-        raise Retry("FSDP has looked at its modules for the first time", change=lambda settings: settings)
+    with private_tracing.disable_current_modes():
+        prepared = private_fsdp.is_prepared(args[0])
+    if not prepared:
+        raise Retry("FSDP looks at its modules for the first time", change=functools.partial(_prepared, args[0]))
     return Instead(part, args, kwargs)
 
 
@@ -226,7 +319,7 @@ def _region(number: int, function: Any, *args: Any, **kwargs: Any) -> Any:
 @rule(torch.utils.checkpoint.checkpoint)
 def _checkpoint(interpreter: TracingInterpreter, args: Arguments, kwargs: Keywords) -> Any:
     """What is computed again in the backward finds the parameters as the forward did."""
-    if args and private_fsdp.is_loaded():
+    if args and private_fsdp.is_used():
         opened = interpreter.state(_Open)
         opened.regions.append([item[1:] for item in opened.wholes])
         args = functools.partial(_region, len(opened.regions) - 1, args[0]), *args[1:]
@@ -239,8 +332,14 @@ def _check_closed(interpreter: TracingInterpreter) -> None:
     opened = interpreter.state(_Open)
     if opened.states:
         _give_up("the graph breaks, or an exception is raised, within the module")
-    if any(not part.requires_grad and interpreter.trace.node_of(part) is not node for part, node in opened.parts):
+    if any(not part.requires_grad and interpreter.trace.node_of(part) is not node for part, node, _ in opened.parts):
         _give_up("a parameter without a gradient is written to behind a forward")
+    for key, kept in opened.kept.items():
+        for group, since in kept.values():
+            if any(since < other for other in opened.reduced[key]):
+                _give_up(_UNREACHED)
+            if since < 0 and interpreter.load_attribute(group, "reduce_grads"):
+                _give_up(_UNREACHED)
 
 
 @checks_outputs

@@ -7,7 +7,8 @@ exchange many tensors at once and beside the computation.
 - ``scatter(gradient)``: this rank's shard of the mean (or sum) of all ranks' gradients.
 - ``replica(whole)`` and ``reduce(gradient)``: the same for a parameter that all ranks have whole.
 
-- ``unshard(shard)`` and ``reshard(gradient)``: those of FSDP, whose shards are DTensors, which watch themselves what is computed.
+- ``unshard(shard)``, ``reshard(gradient)`` and ``average(gradient)``: those of FSDP, whose shards are DTensors, which watch
+  themselves what is computed. The last one is for shards that several ranks have.
 - ``of_first_rank(buffer)``: what ``DistributedDataParallel`` does with buffers in front of a forward.
 
 ``leaves`` says that gradients may leave the graph that computes them. Shards are cut along the first dimension into pieces of equal
@@ -109,9 +110,16 @@ def unshard(shard: torch.Tensor, again: bool, size: int, group: str, reduction: 
     lambda gradient, size, *_: gradient.new_empty((gradient.shape[0] // size, *gradient.shape[1:])),
 )
 def reshard(gradient: torch.Tensor, size: int, group: str, reduction: str) -> torch.Tensor:
-    """This rank's shard of the mean of all ranks' gradients."""
-    begun = collectives.reduce_scatter_tensor((gradient / size).contiguous(), "sum", size, group)
-    return collectives.wait_tensor(begun)  # type: ignore[no-any-return]
+    """This rank's shard of the mean or sum of all ranks' gradients."""
+    given = gradient / size if reduction == "mean" else gradient
+    return collectives.wait_tensor(collectives.reduce_scatter_tensor(given.contiguous(), "sum", size, group))  # type: ignore[no-any-return]
+
+
+@operator("Tensor gradient, int size, str group, str reduction", lambda gradient, *_: torch.empty_like(gradient))
+def average(gradient: torch.Tensor, size: int, group: str, reduction: str) -> torch.Tensor:
+    """The mean or sum of the gradients of all ranks that have the same shard."""
+    given = gradient / size if reduction == "mean" else gradient
+    return collectives.wait_tensor(collectives.all_reduce(given.contiguous(), "sum", group))  # type: ignore[no-any-return]
 
 
 @operator("Tensor buffer, int size, str group", lambda buffer, *_: torch.empty_like(buffer))

@@ -16,7 +16,7 @@ from dovetail.aot.nodes import IN_BACKWARD, must_stay
 from dovetail.aot.steps import required_passes
 from dovetail.distributed.exchange import Bucket, Phase, Reduction, Site, Team, make_buckets, places
 from dovetail.distributed.gradients import defer_readers, merge_exchanges
-from dovetail.distributed.operators import gather, reduce, replica, reshard, scatter, unshard
+from dovetail.distributed.operators import average, gather, reduce, replica, reshard, scatter, unshard
 from dovetail.distributed.placement import check_parameters
 from dovetail.distributed.replicate import refuse_assumptions
 from dovetail.distributed.shards import reduce_wholes, team_of
@@ -42,7 +42,7 @@ class ShardingOptions:
 
 _OPERATORS = (gather, scatter, replica, reduce)
 #: Those of FSDP.
-_UNWATCHED = (unshard, reshard)
+_UNWATCHED = (unshard, reshard, average)
 
 
 def exchange_shards(options: ShardingOptions | None = None) -> Callable[[JointGraph], None]:
@@ -67,8 +67,8 @@ def exchange_shards(options: ShardingOptions | None = None) -> Callable[[JointGr
         if teams:
             _Lowering(joint, *next(iter(teams)), chosen).run()
         others = [node for node in joint.graph.nodes if node.target in _UNWATCHED]
-        for team in dict.fromkeys(map(team_of, others)):
-            _Lowering(joint, team, "mean", chosen, is_watched=False).run()
+        for team, reduction in dict.fromkeys((team_of(node), str(node.args[-1])) for node in others):
+            _Lowering(joint, team, reduction, chosen, is_watched=False).run()
         if leaves:
             raise DistributedError(
                 "gradients of a sharded module leave the graph, and what is computed from them elsewhere (a norm, say) is not "
@@ -114,7 +114,7 @@ class _Lowering:
         self.joint = joint
         self.team = team
         self.is_watched = is_watched
-        self.gather, self.scatter = (gather, scatter) if is_watched else (unshard, reshard)
+        self.gather, self.scatter, self.reduce = (gather, scatter, reduce) if is_watched else _UNWATCHED
         self.settings = Reduction(team, options.bucket_bytes, reduction, options.check)
         self.gather_again = options.gather_again
         self.has_backward = len(joint.input_descriptors) > joint.num_primals
@@ -129,11 +129,11 @@ class _Lowering:
         if self.is_watched:
             merge_exchanges(joint, (scatter, reduce))
         if not self.has_backward:
-            defer_readers(joint, lambda node: node.target in (self.scatter, reduce))
+            defer_readers(joint, lambda node: node.target in (self.scatter, self.reduce))
         norms = reduce_wholes(joint, self.team) if self.is_watched else []
         forward, again = self._gathers()
         backward = self._bucketed(again)
-        gradients = [*self._scattered(self.scatter, "reduce_scatter"), *self._scattered(reduce, "all_reduce")]
+        gradients = [*self._scattered(self.scatter, "reduce_scatter"), *self._scattered(self.reduce, "all_reduce")]
         if self.has_backward:
             self._gather(forward, Phase(joint, "forward", self.settings, [*forward, *norms]))
             phase = Phase(joint, "backward", self.settings, [*backward, *gradients])
@@ -146,9 +146,9 @@ class _Lowering:
         phase.exchange(gradients)
 
     def _calls(self, target: Any) -> list[torch.fx.Node]:
-        """The calls of an operator by these ranks."""
+        """The calls of an operator by these ranks, with this reduction."""
         nodes = self.joint.graph.find_nodes(op="call_function", target=target)
-        return [node for node in nodes if team_of(node) == self.team]
+        return [node for node in nodes if team_of(node) == self.team and node.args[-1] == self.settings.kind]
 
     # --- parameters ---------------------------------------------------------------------------------------------------
 

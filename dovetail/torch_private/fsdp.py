@@ -18,12 +18,32 @@ def groups_of(state: Any) -> Any:
     return [] if state._fsdp_param_group is None else [state._fsdp_param_group]
 
 
-def begin(state: Any) -> bool:
-    """Do what FSDP does in front of the first forward; returns whether there was something to do."""
-    if state._is_root is not None:
-        return False
-    state._lazy_init()
-    return True
+def is_prepared(state: Any) -> bool:
+    """Whether :func:`prepare` has nothing to do."""
+    return state._is_root is not None and not _without_whole(state)
+
+
+def prepare(state: Any) -> None:
+    """Do what FSDP does in front of the first forward and in it.
+
+    A hook that finds a gradient that a graph has kept asks for the whole parameter, which eager's first gather makes.
+    """
+    if state._is_root is None:
+        state._lazy_init()
+    for group, param in _without_whole(state):
+        sizes, dtypes = [param.padded_sharded_param_size.numel()], [param.param_dtype or param.orig_dtype]
+        param.init_all_gather_outputs(sizes, dtypes, group.mesh_info.shard_mesh_size, group.device)
+        param.alloc_all_gather_outputs()
+        param.init_unsharded_param()
+        param.free_unsharded_param()
+
+
+def _without_whole(state: Any) -> list[tuple[Any, Any]]:
+    def is_plain(group: Any, param: Any) -> bool:
+        own = hasattr(param._sharded_local_tensor, "fsdp_pre_all_gather")
+        return not own and not param.is_dtensor and _is_sharded(group.mesh_info)
+
+    return [item for item in _all_of(state) if not hasattr(item[1], "_unsharded_param") and is_plain(*item)]
 
 
 def state_class() -> type:
@@ -33,9 +53,14 @@ def state_class() -> type:
     return FSDPState
 
 
-def is_loaded() -> bool:
-    """Whether the program may have modules under ``fully_shard``."""
-    return "torch.distributed.fsdp._fully_shard._fsdp_state" in sys.modules
+def is_used() -> bool:
+    """Whether there are modules under ``fully_shard``; a program that has only imported it has none."""
+    if "torch.distributed.fsdp._fully_shard._fsdp_state" not in sys.modules:
+        return False
+    from torch.distributed import _composable_state
+
+    states = (reference() for reference in _composable_state._module_state_mapping.values())
+    return any(isinstance(state, state_class()) for state in states)
 
 
 @contextlib.contextmanager
@@ -44,11 +69,13 @@ def beginning(state: Any) -> Iterator[list[Any]]:
 
     If the block raises, the forward has not begun.
     """
-    begin(state)
+    if state._is_root is None:
+        state._lazy_init()
     context, found = state._state_ctx, {}
     if context.iter_forward_root is None:
         infos = [group.mesh_info for item in context.all_states for group in groups_of(item)]
-        found = {info.shard_process_group: None for info in infos if type(info).__name__ == "FSDPMeshInfo"}
+        found = {info.shard_process_group: None for info in infos if _is_sharded(info)}
+        found |= {info.replicate_process_group: None for info in infos if type(info).__name__ == "HSDPMeshInfo"}
     try:
         yield list(found)
     except BaseException:
@@ -63,8 +90,6 @@ def why_not_in_graph(state: Any) -> str:
     context = state._state_ctx
     if state._training_state.name != "IDLE" or context.iter_forward_root is not None:
         return "a forward or backward has begun outside of the graph"
-    if not context.is_last_backward:
-        return "another backward is to follow (set_is_last_backward)"
     for group in groups_of(state):
         reason = _why_not_group(group)
         if reason:
@@ -73,12 +98,16 @@ def why_not_in_graph(state: Any) -> str:
 
 
 def _why_not_group(group: Any) -> str:
-    if type(group.mesh_info).__name__ != "FSDPMeshInfo":
-        return "parameters are replicated too (a mesh of two dimensions)"
+    if not _is_sharded(group.mesh_info):
+        return "parameters are replicated only"
     if group._training_state.name != "IDLE" or group._sharded_state.name != "SHARDED":
         return "parameters are gathered already"
-    if not group.reduce_grads or not group.reshard_after_backward:
-        return "gradients stay where they are (set_requires_gradient_sync, set_reshard_after_backward)"
+    if not group.reshard_after_backward:
+        return "parameters stay gathered (set_reshard_after_backward)"
+    if group.all_reduce_grads != group.reduce_grads or group._partial_reduce_output is not None:
+        return "gradients are reduced in part (set_requires_all_reduce)"
+    if group._post_reduce_event is not None:
+        return "an exchange of an earlier backward has not ended (set_is_last_backward)"
     custom = type(group._all_gather_comm).__name__ != "DefaultAllGather"
     custom = custom or type(group._reduce_scatter_comm).__name__ != "DefaultReduceScatter"
     if custom or group._all_reduce_hook is not None or group.gradient_divide_factor is not None:
@@ -95,29 +124,96 @@ def _why_not_group(group: Any) -> str:
         if param.offload_to_cpu and group.device.type != "cpu":
             return "parameters are kept on the CPU"
         whole = getattr(param, "_unsharded_param", None)
-        if getattr(param, "unsharded_accumulated_grad", None) is not None or (
-            whole is not None and whole.grad is not None
-        ):
+        if whole is not None and whole.grad is not None:
             return "gradients of earlier calls have not been reduced"
-        if torch.float16 in (param.reduce_dtype, param.param_dtype, param.orig_dtype):
-            return "gradients are divided twice (float16)"
     return ""
 
 
-def parameters_of(state: Any) -> Iterator[tuple[Any, list[tuple[Any, str]], tuple[Any, ...]]]:
-    """Interpreted: each parameter as FSDP has it, the modules and names under which it is found, and how it is spread.
+def _is_sharded(info: Any) -> bool:
+    return type(info).__name__ in ("FSDPMeshInfo", "HSDPMeshInfo")
 
-    That is the process group, its size, whether the parameter is freed after the forward, its rows here, here with those that
-    fill it up, and in all, and the dtypes in which it is used and reduced.
+
+def _factors(dtype: torch.dtype, size: int) -> tuple[float, float] | None:
+    """By what gradients are divided before and after they are summed up; None: they are averaged."""
+    if dtype in (torch.float32, torch.bfloat16):
+        return None
+    first = 1
+    while size % first == 0 and size / first > first:
+        first *= 2
+    return first, size / first
+
+
+def parameters_of(state: Any) -> Iterator[tuple[Any, Any, list[tuple[Any, str]], tuple[Any, ...]]]:
+    """Interpreted: each parameter as FSDP has it, with its group, where modules have it under which names, and how it is spread.
+
+    The last is the process group, the one of ranks with the same part, the size of the first, whether the parameter is freed
+    after the forward, its rows here, here with those that fill it up, and in all, the dtypes in which it is used and reduced, the
+    factors by which gradients are divided, and the size of the second group.
     """
     for group in groups_of(state):
-        members, again = group.mesh_info.shard_process_group, group.post_forward_mesh_info is not None
+        info, again = group.mesh_info, group.post_forward_mesh_info is not None
+        is_copied = info.replicate_mesh_dim is not None
+        others, copies = (info.replicate_process_group, info.replicate_mesh_size) if is_copied else (None, 1)
         for param in group.fsdp_params:
-            info, rows = param._module_info, param.sharded_size[0]
+            names, rows = param._module_info, param.sharded_size[0]
             padded, whole = param.padded_sharded_param_size[0], param._orig_size[0]
-            owners = [(info.module, info.param_name), *zip(info.shared_modules, info.shared_param_names, strict=True)]
-            sizes = group.mesh_info.shard_mesh_size, again, rows, padded, whole
-            yield param, owners, (members, *sizes, param.param_dtype, param.reduce_dtype)
+            owners = [
+                (names.module, names.param_name),
+                *zip(names.shared_modules, names.shared_param_names, strict=True),
+            ]
+            dtypes = param.param_dtype, param.reduce_dtype
+            factors = _factors(
+                param.reduce_dtype or param.param_dtype or param.orig_dtype, info.shard_mesh_size * copies
+            )
+            sizes = info.shard_mesh_size, again, rows, padded, whole
+            yield group, param, owners, (info.shard_process_group, others, *sizes, *dtypes, factors, copies)
+
+
+def context_of(state: Any) -> int:
+    """The same number for all modules under one outermost module."""
+    return id(state._state_ctx)
+
+
+def kept_gradient(param: Any) -> Any:
+    """Interpreted: the whole gradient of earlier backwards that have not reduced it, or None."""
+    return param.unsharded_accumulated_grad
+
+
+def keep_gradient(param: Any, value: Any) -> None:
+    """Interpreted: set it."""
+    param.unsharded_accumulated_grad = value
+
+
+def _all_of(state: Any) -> list[tuple[Any, Any]]:
+    groups = [group for item in state._state_ctx.all_states for group in groups_of(item)]
+    return [(group, param) for group in groups for param in group.fsdp_params]
+
+
+def _is_kept(param: Any) -> bool:
+    whole = getattr(param, "_unsharded_param", None)
+    return param.unsharded_accumulated_grad is not None or (whole is not None and whole.grad is not None)
+
+
+def kept_gradients(state: Any) -> list[tuple[Any, Any]]:
+    """The parameters under the outermost module that have such a gradient, each behind its group."""
+    return [item for item in _all_of(state) if _is_kept(item[1])]
+
+
+def places_of_kept(state: Any) -> tuple[int, ...]:
+    """The places of these among all parameters."""
+    return tuple(place for place, (_, param) in enumerate(_all_of(state)) if _is_kept(param))
+
+
+def state_of(module: torch.nn.Module) -> Any:
+    """What FSDP keeps of a module, None for one that it has not been given."""
+    from torch.distributed.fsdp._fully_shard._fsdp_state import _get_module_fsdp_state
+
+    return _get_module_fsdp_state(module)
+
+
+def is_hook(function: Any) -> bool:
+    """Whether a hook is a method of what FSDP keeps of a module."""
+    return isinstance(getattr(function, "__self__", None), state_class())
 
 
 def put_parameter(owner: torch.nn.Module, name: str, value: Any) -> None:

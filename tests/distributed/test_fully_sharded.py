@@ -15,6 +15,7 @@ from torch.utils.checkpoint import checkpoint
 import dovetail
 from dovetail.distributed import data_parallel
 from dovetail.errors import EagerFallbackWarning, GraphBreakError, GraphBreakWarning, ShardedModuleError
+from dovetail.torch_private import fsdp as private_fsdp
 from tests.distributed.models import batches
 from tests.distributed.world import run
 
@@ -103,7 +104,7 @@ def trained(place: str, rank: int, accumulate: bool = False, **options: Any) -> 
         optimizer.zero_grad()
         return loss.item()
 
-    chosen = _compile(step, fullgraph=not accumulate) if place == "step" else step
+    chosen = _compile(step, fullgraph=True) if place == "step" else step
     losses = [chosen(x, y) for x, y in batches(2, rank, 2)]
     return losses, list(model.state_dict()), whole(model.state_dict().values())
 
@@ -184,7 +185,7 @@ def test_every_policy_at_every_place() -> None:
         check_parameters(parameters)
         for (name, place), found in texts.items():
             assert place in ("before", "after", "step") or ("gathered and freed" in found[0] and len(found) < 5)
-            assert (place == "step" and name not in ("accumulated", "mixed")) <= (not found)
+            assert (place == "step") <= (not found)
 
 
 @pytest.mark.slow
@@ -274,6 +275,12 @@ def told(rank: int) -> list[str]:
 
 def together(rank: int) -> Any:
     """In one world, as each process takes seconds to load FSDP."""
+    import torch.distributed.fsdp  # noqa: F401
+
+    imported = private_fsdp.is_used()
+    model = sharded("eager")
+    assert (imported, private_fsdp.is_used()) == (False, True)
+    del model
     return compared(rank, ("plain",), ("before", "after")), told(rank)
 
 
