@@ -66,7 +66,9 @@ def _apply(interpreter: TracingInterpreter, args: Arguments, kwargs: Keywords) -
     with recorder.paused():
         # Only its own methods see functions among the arguments.
         result = interpreter.native(interpreter.state(Interpreted).of(owner).apply, tuple(given), kwargs, hands_on=True)
-    recorder.record(owner.apply, tuple(given), kwargs, result)
+    if not interpreter.values.in_backward:
+        # What a backward computes is no part of the forward's tape: a replay computes it anew.
+        recorder.record(owner.apply, tuple(given), kwargs, result)
     if interpreter.effects.writes != writes:
         recorder.refuse_replay("a custom autograd.Function in it writes to Python objects")
     return result
