@@ -134,6 +134,8 @@ setter_rule: Table[AttributeRule] = Table()
 operator_rule: Chains[OperatorRule] = Chains()
 #: A pure function of numbers, at least one of them symbolic.
 number_rule: Chain[OperatorRule] = Chain()
+#: A value that a comparison or a hash by its class's own methods depends on: :class:`Break` may be raised.
+comparison_rule: Chain[Callable[[Any], None]] = Chain()
 #: The text of a symbolic number that the instruction at which a frame stands formats by a specification.
 format_rule: Chain[Callable[[TracingInterpreter, Frame, Any, str], Any]] = Chain()
 #: An error that Python or torch has raised, with the operands of the call: its text may be mended.

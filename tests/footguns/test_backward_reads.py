@@ -325,3 +325,26 @@ def test_a_method_of_tensors_that_is_replaced_before_the_backward(
     monkeypatch.setattr(torch.Tensor, name, lambda *values: torch.zeros(2))
     with pytest.raises(ChangedReadError, match="replaced_methods"):
         loss.backward()
+
+
+class ByTable(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: torch.Tensor, table: Any) -> torch.Tensor:
+        ctx.table = table
+        return x * 1
+
+    @staticmethod
+    def backward(ctx: Any, gradient: torch.Tensor) -> Any:
+        return gradient * ctx.table[0], None
+
+
+@pytest.mark.parametrize("table", [{0: 2.0}, [2.0]], ids=["dictionary", "list"])
+def test_a_container_that_a_custom_function_is_handed_is_read_by_its_backward(table: Any) -> None:
+    compiled = dovetail.compile(lambda x: ByTable.apply(x, table), backend="eager")
+    for scale in (5.0, 7.0):
+        x = torch.ones(2, requires_grad=True)
+        result = compiled(x)
+        table[0] = scale
+        result.sum().backward()
+        assert x.grad is not None
+        assert x.grad.tolist() == [scale, scale]

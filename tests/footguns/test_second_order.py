@@ -294,3 +294,66 @@ def test_independent_outputs_feel_writes_to_their_own_parameters_only(
                     outcomes[-1].append(str(error)[:40])
     for expected, actual in zip(*outcomes, strict=True):
         assert torch.equal(expected, actual) if isinstance(expected, torch.Tensor) else expected == actual
+
+
+class OfBackward(torch.autograd.Function):
+    """The derivative of :class:`ByParts`, with one of its own."""
+
+    @staticmethod
+    def forward(ctx: Any, g: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
+        ctx.save_for_backward(g, x)
+        return g * x.exp()
+
+    @staticmethod
+    def backward(ctx: Any, h: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        g, x = ctx.saved_tensors
+        return h * x.exp(), h * g * x.exp() * 7
+
+
+class ByParts(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: torch.Tensor) -> torch.Tensor:
+        ctx.save_for_backward(x)
+        return x.exp()
+
+    @staticmethod
+    def backward(ctx: Any, g: torch.Tensor) -> torch.Tensor:
+        (x,) = ctx.saved_tensors
+        found: torch.Tensor = OfBackward.apply(g, x)
+        return found
+
+
+def _orders(function: Function, count: int) -> list[torch.Tensor]:
+    x = vector(0.5, 1.5, -0.75)
+    value, found = function(x), []
+    for _ in range(count):
+        (value,) = torch.autograd.grad(value.sum(), x, create_graph=True)
+        found.append(value.detach())
+    return found
+
+
+CALLED_IN_A_BACKWARD = {
+    "apply": ByParts.apply,
+    "twice": lambda x: ByParts.apply(ByParts.apply(x) * x),
+    "beside others": lambda x: ByParts.apply(x.sin()) + Scaled.apply(x),
+}
+
+
+@pytest.mark.parametrize("backend", ["aten", "eager"])
+@pytest.mark.parametrize("name", CALLED_IN_A_BACKWARD)
+def test_custom_function_in_the_backward_of_another(name: str, backend: str) -> None:
+    function = CALLED_IN_A_BACKWARD[name]
+    compiled = dovetail.compile(function, backend=backend, fullgraph=True)
+    for expected, actual in zip(_orders(function, 2), _orders(compiled, 2), strict=True):
+        torch.testing.assert_close(actual, expected, rtol=0, atol=0)
+
+
+@pytest.mark.parametrize(
+    "function",
+    [torch.prod, lambda x: x.sin().prod(0), lambda x: torch.stack([x, x * 2]).prod(1)],
+    ids=("all", "one", "rows"),
+)
+def test_third_derivative_of_a_product(function: Function) -> None:
+    compiled = dovetail.compile(function, backend="aten")
+    for expected, actual in zip(_orders(function, 3), _orders(compiled, 3), strict=True):
+        torch.testing.assert_close(actual, expected)

@@ -15,8 +15,9 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from dovetail.frontend.interpreter.lookup import class_attribute, instance_dict
+from dovetail.frontend.rules import comparison_rule
 from dovetail.frontend.values.leaves import IDENTITY_TYPES, LEAF_TYPES, is_leaf_value
-from dovetail.guards import AttributeSource, Distinct, Identity, InstanceDictSource, Source
+from dovetail.guards import AttributeSource, Distinct, Identity, InstanceDictSource
 
 if TYPE_CHECKING:
     from dovetail.frontend.effects.journal import EffectJournal
@@ -25,24 +26,18 @@ if TYPE_CHECKING:
 
 def guard_distinct(values: Values, effects: EffectJournal) -> None:
     """Guard that what was written to, or compared by identity, is none of the other objects of its type that were met."""
-    kinds: dict[type, str] = {}
+    kinds = dict.fromkeys(values.compared_kinds, "compared with others")
     for container, source in effects.written_containers():
         if isinstance(container, type) or (isinstance(container, types.CellType) and not values.by_code):
             continue
         owner = source.base if isinstance(source, InstanceDictSource) else None
         kinds[values.type_at(owner) if owner is not None else type(container)] = "written to"
-    for kind in values.compared_kinds:
-        kinds.setdefault(kind, "compared with others")
     known = values.noted()
     for kind, what in kinds.items():
-        members: dict[Source, None] = {
-            source: None
-            for value, source in known
-            if type(value) is kind and not isinstance(source, InstanceDictSource)
-        }
+        of_kind = (source for value, source in known if type(value) is kind)
+        members = [*dict.fromkeys(source for source in of_kind if not isinstance(source, InstanceDictSource))]
         if len(members) > 1:
-            first, *others = members
-            values.guard(first, Distinct(tuple(others)), f"objects of one type, of which one is {what}")
+            values.guard(members[0], Distinct(tuple(members[1:])), f"objects of one type, of which one is {what}")
 
 
 def guard_comparison(values: Values, left: Any, right: Any) -> None:
@@ -85,6 +80,8 @@ def _guard_content(values: Values, value: Any, is_old_key: bool, seen: set[int])
         values.guard(source, Identity(value), f"{source.name} is a key, or compared by its own __eq__")
     if by_identity:
         return
+    for rule in comparison_rule:
+        rule(value)
     attributes = instance_dict(value)
     if attributes is not None:
         if source is not None:

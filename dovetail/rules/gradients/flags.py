@@ -53,6 +53,9 @@ class GradientFlags:
                 )
             traced.requires_grad = True
             self._journal.inputs_made_differentiable.append(traced.index)
+        if not flag:
+            # A replay's inputs have the flag from beginning to end.
+            self._values.trace.recorder.refuse_replay("requires_grad of an input is turned off in it")
         with self._values.trace.recorder.paused():
             traced.leaf.requires_grad_(flag)
 

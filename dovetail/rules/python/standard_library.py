@@ -128,6 +128,16 @@ def _deepcopy(interpreter: TracingInterpreter, args: Arguments, kwargs: Keywords
         return copy.deepcopy(args[0])
 
 
+@rule(object.__reduce_ex__)
+def _reduce(interpreter: TracingInterpreter, args: Arguments, kwargs: Keywords) -> Any:
+    """What ``copy.copy`` asks of an object: it hands on to ``__reduce__``, and calls other methods of its class."""
+    method = python_method(args[0], "__reduce__") if args else None
+    if method is not None:
+        return interpreter.call(types.MethodType(method, args[0]), (), {})
+    with watched(object.__reduce_ex__, callback_codes(args[:1])):
+        return interpreter.call_native(object.__reduce_ex__, args, kwargs)
+
+
 @rule(issubclass)
 def _issubclass(interpreter: TracingInterpreter, args: Arguments, kwargs: Keywords) -> bool:
     if len(args) != 2 or not isinstance(args[0], type):

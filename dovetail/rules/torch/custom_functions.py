@@ -12,6 +12,8 @@ from typing import Any
 
 import torch
 
+from dovetail.aot.steps import Lowering, instead_of_steps
+from dovetail.errors import CaptureError
 from dovetail.frontend.interpreter.lookup import class_attribute
 from dovetail.frontend.protocol import TracingInterpreter
 from dovetail.frontend.rules import Arguments, Keywords, rule
@@ -66,10 +68,29 @@ def _apply(interpreter: TracingInterpreter, args: Arguments, kwargs: Keywords) -
     with recorder.paused():
         # Only its own methods see functions among the arguments.
         result = interpreter.native(interpreter.state(Interpreted).of(owner).apply, tuple(given), kwargs, hands_on=True)
-    recorder.record(owner.apply, tuple(given), kwargs, result)
+    if not interpreter.values.in_backward:
+        # What a backward computes is no part of the forward's tape: a replay computes it anew.
+        recorder.record(owner.apply, tuple(given), kwargs, result)
     if interpreter.effects.writes != writes:
         recorder.refuse_replay("a custom autograd.Function in it writes to Python objects")
     return result
+
+
+@instead_of_steps
+def _refuse_copies_in_a_program(lowering: Lowering) -> None:
+    """Refuse to run the program itself where a custom function is handed a list or dictionary: its backward reads what they hold
+    by then, and the program has them as they were at the capture.
+    """
+    if not lowering.backend.takes_program or not lowering.is_training:
+        return
+    for call in lowering.joint.capture.program.calls:
+        owner: Any = getattr(call.function, "__self__", None)
+        is_custom = isinstance(owner, type) and issubclass(owner, torch.autograd.Function)
+        if is_custom and any(isinstance(item, (list, dict)) for item in (*call.args, *call.kwargs.values())):
+            raise CaptureError(
+                f"{owner.__qualname__}.apply is handed a list or dictionary, which may change before its backward",
+                advice='use backend="aten" instead',
+            )
 
 
 def refuse_writes_to_the_forward(operator: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:

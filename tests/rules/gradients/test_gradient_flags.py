@@ -144,3 +144,31 @@ def test_an_input_that_was_used_before_is_refused() -> None:
 def test_no_artefact_holds_it(tmp_path: Path) -> None:
     with pytest.raises(ArtefactError, match="sets requires_grad"):
         dovetail.aot.export_joint(None, dovetail.capture(energy, (torch.ones(2), torch.ones(2))), tmp_path / "energy")
+
+
+@pytest.mark.parametrize("backend", ["aten", "eager"])
+@pytest.mark.parametrize("again", [True, False], ids=["on again", "stays off"])
+def test_a_part_that_is_frozen_for_a_backward_inside(backend: str, again: bool) -> None:
+    def made() -> tuple[torch.nn.Module, torch.nn.Module]:
+        torch.manual_seed(1)
+        return torch.nn.Linear(3, 3), torch.nn.Linear(3, 1)
+
+    def step(generator: Any, critic: Any, z: Tensor) -> Any:
+        critic.requires_grad_(False)
+        loss = critic(generator(z)).sum()
+        loss.backward()
+        before = [parameter.grad is None for parameter in critic.parameters()]
+        critic.requires_grad_(again)
+        if again:
+            critic(generator(z).detach()).mean().backward()
+        return loss.detach(), before
+
+    expected, actual = made(), made()
+    compiled = dovetail.compile(step, backend=backend)
+    for _ in range(3):
+        z = torch.randn(2, 3)
+        same(step(*expected, z), compiled(*actual, z))
+        for left, right in zip(expected, actual, strict=True):
+            left_parameters, right_parameters = [*left.parameters()], [*right.parameters()]
+            assert [item.requires_grad for item in left_parameters] == [item.requires_grad for item in right_parameters]
+            same([item.grad for item in left_parameters], [item.grad for item in right_parameters])

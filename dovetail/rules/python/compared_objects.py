@@ -1,0 +1,79 @@
+"""Objects that their own ``__eq__`` or ``__hash__`` compares, where it reads more than the objects.
+
+Native code asks these methods (a key, a set, a search), so that nobody sees what they read. What the objects hold is guarded; a
+global variable, a variable of a closure or an attribute of the class that decides too is not, and the graph breaks.
+"""
+
+from __future__ import annotations
+
+import dis
+import types
+from collections.abc import Iterator
+from typing import Any, Final
+
+from dovetail.frontend.code.frame import Break
+from dovetail.frontend.interpreter.containers import HASHING
+from dovetail.frontend.interpreter.lookup import instance_dict
+from dovetail.frontend.interpreter.user_code import is_user_function
+from dovetail.frontend.rules import comparison_rule
+
+#: What stays what it is under its name, as far as a comparison goes.
+_FIXED: Final = (type, types.ModuleType, types.BuiltinFunctionType)
+
+
+@comparison_rule
+def _refuse_reads(value: Any) -> None:
+    kind = type(value)
+    held = instance_dict(value) or {}
+    waiting = [method for name in HASHING for method in _in_classes(kind, name)]
+    seen: set[Any] = set()
+    while waiting:
+        method = waiting.pop()
+        if not isinstance(method, types.FunctionType) or not is_user_function(method) or method in seen:
+            continue
+        seen.add(method)
+        for found in (*_variables(method), *_class_data(kind, method.__code__, held)):
+            inside = _function_of(found)
+            if isinstance(inside, types.FunctionType):
+                waiting.append(inside)
+            elif not isinstance(inside, _FIXED) and not hasattr(type(inside), "__get__"):
+                raise Break(
+                    f"{kind.__qualname__} compares its objects by more than they hold",
+                    "keep what they are compared by in the objects",
+                )
+
+
+def _function_of(value: Any) -> Any:
+    """The Python function of a property or of a static or class method; else the value."""
+    return getattr(value, "fget", None) or getattr(value, "func", None) or getattr(value, "__func__", value)
+
+
+def _codes(code: types.CodeType) -> Iterator[types.CodeType]:
+    yield code
+    for constant in code.co_consts:
+        if isinstance(constant, types.CodeType):
+            yield from _codes(constant)
+
+
+def _variables(function: types.FunctionType) -> Iterator[Any]:
+    """The values of the global variables and of those of closures that a function reads."""
+    for cell in function.__closure__ or ():
+        try:
+            yield cell.cell_contents
+        except ValueError:  # a cell without a value yet
+            continue
+    for code in _codes(function.__code__):
+        names = {item.argval for item in dis.get_instructions(code) if item.opname == "LOAD_GLOBAL"}
+        yield from (function.__globals__[name] for name in names if name in function.__globals__)
+
+
+def _class_data(kind: type, code: types.CodeType, held: dict[str, Any]) -> Iterator[Any]:
+    """What attributes by these names are of the class, where the object has none of its own."""
+    for name in {name for inside in _codes(code) for name in inside.co_names}:
+        if name not in held:
+            yield from _in_classes(kind, name)
+
+
+def _in_classes(kind: type, name: str) -> Iterator[Any]:
+    """What a class and those that it inherits from have by a name: a method may call the next one."""
+    return (vars(owner)[name] for owner in kind.__mro__ if owner is not object and name in vars(owner))
