@@ -215,6 +215,12 @@ class NativeCalls(TracingInterpreter):
         return value if isinstance(value, torch.nn.Module) else self.values.for_native(value)
 
     def called_argument(self, value: Any) -> Any:
+        if type(value) is list and value and type(value[0]) in (int, float):
+            # Numbers that change from call to call stay symbolic: the sizes of a split, say.
+            items = [self.load_item(value, position) for position in range(len(value))]
+            if any(map(private_sizes.is_symbolic, items)):
+                self.guard_length(value)
+                return items
         if isinstance(value, type):
             starters = (class_attribute(value, "__init__")[0], class_attribute(value, "__new__")[0])
             is_python = any(isinstance(item, (types.FunctionType, staticmethod)) for item in starters)

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 import dovetail
-from tests.differential import check_calls, entries_of, randn
+from tests.differential import check_calls, entries_of, leaf, randn
 
 BACKENDS = [("aten", True), ("inductor", False)]
 
@@ -196,3 +196,13 @@ def test_float_among_tensors_of_all_kinds() -> None:
     calls = [(randn(8).abs(), rate) for rate in (0.1, 0.3, 0.7, 1.3)]
     check_calls(kinds, calls, entries=2)
     check_calls(kinds, calls, backend="inductor", exact=False)
+
+
+def test_a_list_of_changing_sizes_is_compiled_twice() -> None:
+    """As the experts of a mixture get their tokens."""
+
+    def parts(x: torch.Tensor, counts: list[int]) -> list[torch.Tensor]:
+        return [part * position for position, part in enumerate(torch.split(x, counts))]
+
+    lists = [[5, 7, 10, 10], [6, 6, 12, 8], [9, 5, 4, 14], [3, 4, 5, 20], [6, 6, 20], [4, 8, 20]]
+    check_calls(parts, [(leaf(32, 2), counts) for counts in lists], entries=3)
