@@ -32,7 +32,8 @@ from unittest import mock
 import torch
 
 import dovetail
-from tests.conformance.model_runner import BATCH, FACTORIES, LENGTH, Batch, _step, build
+from tests.conformance.model_runner import FACTORIES, _step, build
+from tests.conformance.more_models import BATCH, LENGTH, Batch
 from tests.differential import Difference, differences
 
 SHAPES = ((2, 12), (3, 9), (5, 7), (4, 11))
