@@ -58,18 +58,8 @@ def in_tiers(backend: Backend, options: Options) -> Backend:
     check_choice("tiers", mode)
     if mode == "never":
         return OPERATORS
-    global _are_asked_for
-    _are_asked_for = _are_asked_for or mode == "auto"
     # The options have been looked at: the backend itself would come without the tiers.
     return dataclasses.replace(backend, compile=Tiers(backend, mode, options.check_swap), for_options=None)
-
-
-_are_asked_for = False
-
-
-def are_asked_for() -> bool:
-    """Whether a function of this process is to run in tiers."""
-    return _are_asked_for
 
 
 def tiers_of(lowering: Lowering) -> Tiers | None:

@@ -38,7 +38,7 @@ from dovetail.errors import EagerFallbackWarning
 from dovetail.events import EventLog
 from dovetail.face.attempts import collection_paused
 from dovetail.face.compiled_function import CompiledFunction
-from dovetail.face.dispatcher import SURROUNDINGS, compile_lock
+from dovetail.face.dispatcher import compile_lock
 from dovetail.face.module import CompiledModule
 from dovetail.guards import GuardSet
 from dovetail.guards.ambient import without_autocast
@@ -49,7 +49,6 @@ from dovetail.tiers.choice import (
     CACHES,
     OPERATORS,
     Tiers,
-    are_asked_for,
     has_changing_numbers,
     has_sizes,
     tiers_of,
@@ -71,24 +70,6 @@ from dovetail.trace import ShapeGuards, shape_guards
 _UNSETTLED: weakref.WeakKeyDictionary[EventLog, weakref.WeakSet[SwappingRun]] = weakref.WeakKeyDictionary()
 #: The logs of functions that have warned: what is wrong with one graph is wrong with the next one too.
 _WARNED: weakref.WeakSet[EventLog] = weakref.WeakSet()
-
-
-def start_with_first_capture(*call: Any) -> None:
-    """Start the background process before the first capture, as its imports take seconds, where no code was ever kept.
-
-    Where some was, it may be that of this program, which then needs no such process.
-    """
-    global _is_started
-    if _is_started or not are_asked_for():
-        return
-    _is_started = True
-    if not (cache.is_on() and (cache.directory() / "code").exists()) and not torch.cuda.is_available():
-        with contextlib.suppress(OSError):
-            process.worker().start()
-
-
-_is_started = False
-SURROUNDINGS.append(start_with_first_capture)
 
 
 @instead_of_steps

@@ -18,9 +18,7 @@ from torch._inductor.codegen import cpp
 from torch.utils._sympy.functions import FloorDiv, ModularIndexing
 
 import dovetail
-from dovetail import cache
-from dovetail.face.dispatcher import SURROUNDINGS
-from dovetail.tiers import branches, choice, compiling, process, swap
+from dovetail.tiers import branches, compiling, process
 from dovetail.tiers.process import Worker
 from dovetail.torch_private import inductor, inductor_kernels
 from tests.tiers import jobs
@@ -264,32 +262,3 @@ def test_the_kernels_are_the_same(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
         sources.append(sorted(path.name for path in (tmp_path / name).rglob("*.main.cpp")))
         assert sources[-1]
     assert sources[0] == sources[1]
-
-
-@pytest.mark.parametrize(
-    ("mode", "has_code", "starts"), [("auto", False, 1), ("auto", True, 0), ("wait", False, 0), ("never", False, 0)]
-)
-def test_the_process_starts_before_the_first_capture(
-    mode: str, has_code: bool, starts: int, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    events: list[str] = []
-
-    class Started:
-        def start(self) -> None:
-            events.append("started")
-            raise OSError("no more processes")
-
-    monkeypatch.setenv("DOVETAIL_CACHE_DIR", str(tmp_path))
-    monkeypatch.setenv("DOVETAIL_CACHE", "1")
-    monkeypatch.setenv(choice.SWITCH, mode)
-    monkeypatch.setattr(choice, "_are_asked_for", False)
-    monkeypatch.setattr(swap, "_is_started", False)
-    monkeypatch.setattr(process, "worker", Started)
-    if has_code:
-        (cache.directory() / "code").mkdir(parents=True)
-    dovetail.compile(torch.sin, backend="inductor")
-    assert events == [], "what is never called needs no process"
-    swap.start_with_first_capture(None, (), {})
-    swap.start_with_first_capture(None, (), {})
-    assert events == ["started"] * starts
-    assert swap.start_with_first_capture in SURROUNDINGS
