@@ -12,6 +12,7 @@ from collections.abc import Iterator
 from typing import Any, Final
 
 from dovetail.frontend.code.frame import Break
+from dovetail.frontend.code.points import is_bound
 from dovetail.frontend.interpreter.containers import HASHING
 from dovetail.frontend.interpreter.lookup import instance_dict
 from dovetail.frontend.interpreter.user_code import is_user_function
@@ -57,11 +58,7 @@ def _codes(code: types.CodeType) -> Iterator[types.CodeType]:
 
 def _variables(function: types.FunctionType) -> Iterator[Any]:
     """The values of the global variables and of those of closures that a function reads."""
-    for cell in function.__closure__ or ():
-        try:
-            yield cell.cell_contents
-        except ValueError:  # a cell without a value yet
-            continue
+    yield from (cell.cell_contents for cell in function.__closure__ or () if is_bound(cell))
     for code in _codes(function.__code__):
         names = {item.argval for item in dis.get_instructions(code) if item.opname == "LOAD_GLOBAL"}
         yield from (function.__globals__[name] for name in names if name in function.__globals__)
