@@ -99,12 +99,16 @@ class Outputs:
 
     def _tensor(self, value: torch.Tensor) -> Recipe:
         self._check_tensor(value)
-        if id(value) not in self._positions:
+        is_new = id(value) not in self._positions
+        if is_new:
             self._positions[id(value)] = len(self.tensors)
             self.tensors.append(value)
         found = TensorItem(self._positions[id(value)])
         if value.is_leaf and value.grad is not None and self._trace.input_of(value) is None:
             return CallItem(ConstantItem(_with_gradient), (found, self._tensor(value.grad)))
+        if is_new and id(value) in self._values.tensor_attributes:
+            attributes = self._builder.build(self._values.tensor_attributes[id(value)][1])
+            return CallItem(ConstantItem(_with_attributes), (found, attributes))
         return found
 
     def _check_tensor(self, value: torch.Tensor) -> None:
@@ -126,6 +130,12 @@ def _with_gradient(leaf: torch.Tensor, gradient: torch.Tensor) -> torch.Tensor:
     """A leaf that the program has made and gone back to."""
     leaf.grad = gradient
     return leaf
+
+
+def _with_attributes(tensor: torch.Tensor, attributes: dict[str, Any]) -> torch.Tensor:
+    """A tensor that the program has made and has set attributes on."""
+    tensor.__dict__.update(attributes)
+    return tensor
 
 
 def number_as_tensor(value: Any) -> torch.Tensor:

@@ -108,6 +108,8 @@ class Attributes(LookupGuards):
         if name == "_base":
             raise Break("._base of a tensor is read", "read it outside of the compiled function")
         target = self.values.wrap(target)
+        if id(target) in self.values.tensor_attributes and name in self.values.tensor_attributes[id(target)][1]:
+            return self.values.tensor_attributes[id(target)][1][name]
         try:
             return self.values.wrap(getattr(target, name))
         except AttributeError as raised:
@@ -130,8 +132,9 @@ class Attributes(LookupGuards):
         attributes = instance_dict(real)
         source = guards.tensor_source(traced.index)
         if attributes and name in attributes:
-            return self.values.read(attributes[name], ItemSource(InstanceDictSource(source), name))
-        if attributes is not None and class_attribute(type(real), name)[0] is MISSING:
+            return self.values.read(attributes[name], self._own_item_source(attributes, source, name))
+        is_missing = attributes is not None and class_attribute(type(real), name)[0] is MISSING
+        if is_missing and not self.effects.written(attributes, name):
             self.values.guard(InstanceDictSource(source), HasNoKey(name), f"{source.name} has no attribute {name}")
         if name in ("grad", "grad_fn", "_version") or (name == "retains_grad" and not real.is_leaf):
             raise Break(f".{name} of an input is read", "read it outside of the compiled function")

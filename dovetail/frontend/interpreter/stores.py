@@ -58,10 +58,18 @@ class Stores(LookupGuards):
         handler = setter_rule.get(name)
         if handler is not None and handler(self, target, value) is not NotImplemented:
             return
-        if name == "requires_grad" and self.trace.input_of(target) is None:
+        traced = self.trace.input_of(target)
+        kind = type(target if traced is None else traced.real)
+        if name == "requires_grad" and traced is None:
             target.requires_grad = value
-        else:
+        elif class_attribute(kind, name)[0] is not MISSING or class_attribute(kind, "__setattr__")[1] is not object:
             raise Break(f".{name} of a tensor is set", "set it outside of the compiled function")
+        elif traced is None:
+            self.values.tensor_attributes.setdefault(id(target), (target, {}))[1][name] = value
+        else:
+            attributes = traced.real.__dict__
+            self.values.note(attributes, InstanceDictSource(self.values.guards.tensor_source(traced.index)))
+            self.effects.set_item(attributes, name, value)
 
     # --- objects ------------------------------------------------------------------------------------------------------
 

@@ -100,6 +100,8 @@ class Values:
         self.compared_kinds: set[type] = set()
         #: The forward has ended: eager reads what is read now when the backward runs.
         self.in_backward = False
+        #: The attributes that the program has set on tensors of its own, by the tensor's id.
+        self.tensor_attributes: dict[int, tuple[torch.Tensor, dict[str, Any]]] = {}
         self._sources: dict[int, tuple[Any, Source]] = {}
         self._created: dict[int, Any] = {}
         self._pins: dict[int, PinnedSource] = {}
