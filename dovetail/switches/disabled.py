@@ -107,6 +107,9 @@ def _call_of_torchs_compiler(
     """A function of torch's compiler that the program itself calls: to change its state, or to break the graph."""
     if isinstance(function, torch.nn.Module) or not private_dynamo.is_of_the_compiler(function):
         return None
+    original = private_dynamo.method_behind_tagging(function)
+    if original is not None:
+        return Instead(original, args, kwargs)
     frames = interpreter.frames
     caller = str(frames[-1].globals.get("__name__")) if frames else ""
     if caller.split(".", 1)[0] == "torch":

@@ -302,6 +302,17 @@ def is_of_the_compiler(function: types.FunctionType) -> bool:
     return is_dynamos or module in ("torch.compiler", "torch.utils._config_module")
 
 
+def method_behind_tagging(function: types.FunctionType) -> types.FunctionType | None:
+    """``torch.nn.Module.__init__`` or ``__setstate__``, which the first use of ``torch.compile`` wraps to count new modules; None
+    for all else.
+    """
+    maker, _, name = function.__qualname__.partition(".<locals>.patched_")
+    if maker != "install_generation_tagging_init" or name not in function.__code__.co_freevars:
+        return None
+    cells = dict(zip(function.__code__.co_freevars, function.__closure__ or (), strict=True))
+    return cells[name].cell_contents
+
+
 def without_torch_compile(function: Any) -> Any:
     """The argument of ``torch.compile`` or ``torch.compiler.disable``, found from their result; anything else is returned as it is.
 

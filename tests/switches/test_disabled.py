@@ -12,6 +12,7 @@ from torch import Tensor, nn
 import dovetail
 from dovetail.errors import EagerFallbackWarning, GraphBreakError, GraphBreakWarning, NotCallableError
 from dovetail.switches.stances import stance_in_force
+from tests.differential import check
 
 DISABLERS = pytest.mark.parametrize("disable", (torch.compiler.disable, dovetail.disable), ids=("torch", "ours"))
 SAYS = pytest.mark.filterwarnings("ignore::dovetail.errors.EagerFallbackWarning")
@@ -168,3 +169,21 @@ def test_allowed_in_graph_is_looked_into() -> None:
     compiled = dovetail.compile(lambda values: inner(values) + 1, backend="aten", fullgraph=True)
     for scale[0] in (2.0, 3.0):
         assert compiled(torch.ones(1)).item() == scale[0] + 1
+
+
+class _Scaled(torch.nn.Module):
+    def __init__(self, factor: float) -> None:
+        super().__init__()
+        self.factor = factor
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return torch.relu(x) * self.factor
+
+
+def test_a_module_is_made_inside_after_torch_compile_was_used_in_the_process() -> None:
+    def program(x: torch.Tensor) -> torch.Tensor:
+        return _Scaled(2.0)(x)
+
+    torch.compile(lambda x: x + 1, backend="eager")(torch.ones(2))
+    assert torch.nn.Module.__init__.__name__ == "patched_init"
+    check(program, torch.randn(3), fullgraph=True, backend="aten")

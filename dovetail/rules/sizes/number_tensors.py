@@ -41,6 +41,8 @@ _OPERATORS: dict[Any, Callable[..., Any]] = {
 # Tensors wrap around at 64 bits and Python's numbers do not. These operators agree on the last 64 bits whatever
 # happened on the way, so that it is enough to look at the result.
 _LIMIT = 1 << 62
+# Each number that ``tolist`` reads is an operator of the graph.
+_MOST_LISTED = 64
 
 
 _PLAIN = (int, float, bool)
@@ -116,6 +118,25 @@ def _known(interpreter: TracingInterpreter, function: Any, args: tuple[Any, ...]
         with interpreter.trace.reading_truths():
             number = interpreter.call_torch(torch.ops.aten.item.default, given, kwargs)
     return NotImplemented if number is None else number
+
+
+@method_rule("tolist")
+def _as_list(interpreter: TracingInterpreter, function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """A few numbers, read one by one in the one graph that is asked for: a loop over them would break the graph in each round."""
+    given = with_owner(function, args)
+    tensor = given[0] if len(given) == 1 and not kwargs and interpreter.trace.settings.one_graph else None
+    if not isinstance(tensor, torch.Tensor) or any(type(size) is not int for size in tensor.shape):
+        return NotImplemented
+    if tensor.layout != torch.strided or tensor.numel() > _MOST_LISTED:
+        return NotImplemented
+    interpreter.trace.findings.asked_numbers = True
+
+    def read(part: torch.Tensor) -> Any:
+        if not part.dim():
+            return interpreter.call_torch(torch.Tensor.item, (part,), {})
+        return [read(interpreter.call_torch(torch.select, (part, 0, at), {})) for at in range(part.shape[0])]
+
+    return read(tensor)
 
 
 def with_owner(function: Any, args: tuple[Any, ...]) -> tuple[Any, ...]:

@@ -10,7 +10,7 @@ import torch
 
 import dovetail
 from dovetail.reports.explanation import compiled_function
-from tests.differential import same
+from tests.differential import entries_of, same
 
 SIZES = (4, 5, 7, 6, 4, 9)
 
@@ -127,3 +127,27 @@ def test_a_ragged_list_raises_as_in_eager() -> None:
     for size in (4, 5):
         with pytest.raises(ValueError, match="expected sequence of length 2"):
             compiled(torch.ones(size))
+
+
+def test_a_list_of_numbers_is_part_of_one_graph() -> None:
+    def program(x: torch.Tensor, counts: torch.Tensor) -> Any:
+        parts = [part * 2 for part in torch.split(x, counts.tolist())]
+        shown = counts.tolist(), (counts > 1).tolist(), counts[0].tolist(), counts.double().div(3).tolist()
+        return parts, shown, counts[None].tolist(), counts[:0].tolist(), [number * 4 for number in counts.tolist()]
+
+    compiled = dovetail.compile(program, backend="aten", fullgraph=True)
+    for counts in ([2, 1, 2], [1, 3, 1], [5, 0, 0]):
+        ours, theirs = torch.ones(5, 2, requires_grad=True), torch.ones(5, 2, requires_grad=True)
+        given = torch.tensor(counts)
+        results = compiled(ours, given), program(theirs, given)
+        same(*results)
+        for parts, *_ in results:
+            torch.stack([part.pow(2).sum() for part in parts]).sum().backward()
+        same(ours.grad, theirs.grad)
+    assert entries_of(compiled) == 1
+
+
+def test_a_long_list_of_numbers_is_no_part_of_the_graph() -> None:
+    compiled = dovetail.compile(lambda x: x.tolist(), backend="aten", fullgraph=True)
+    with pytest.raises(dovetail.errors.GraphBreakError, match="tolist needs the tensor's data"):
+        compiled(torch.arange(65))
