@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import functools
+import inspect
+import warnings
 from typing import Any
 
 import torch
@@ -16,6 +18,10 @@ from dovetail.torch_private import checkpoints as private_checkpoints
 from dovetail.trace.overrides import WHILE_OPEN
 from dovetail.trace.settings import RECOMPUTES
 
+_WARNING = "torch.utils.checkpoint"
+# With others the reentrant kind raises.
+_TAKEN = frozenset({"use_reentrant", "preserve_rng_state", "determinism_check", "debug", "early_stop"})
+
 WHILE_OPEN.append(private_checkpoints.plain_checkpoints)
 
 
@@ -25,7 +31,8 @@ def interpret_checkpoint(interpreter: TracingInterpreter, args: Arguments, kwarg
     if not interpreter.trace.settings.allows(RECOMPUTES):
         raise Break("a checkpoint runs its function again in the backward", 'use backend="aten"')
     guard_hooks_allowed(interpreter)
-    if kwargs.get("use_reentrant") is not True or len(args) < 2:
+    kwargs = _with_the_default(interpreter, torch.utils.checkpoint.checkpoint, kwargs)
+    if kwargs.get("use_reentrant") is not True or len(args) < 2 or kwargs.keys() - _TAKEN:
         return interpreter.call_torch(torch.utils.checkpoint.checkpoint, args, kwargs)
     # The reentrant kind runs a backward of its own inside of the backward, for the same gradients as the other kind.
     # Where no argument requires a gradient it records nothing, whatever the function uses beside its arguments.
@@ -38,6 +45,7 @@ def interpret_checkpoint(interpreter: TracingInterpreter, args: Arguments, kwarg
 
 @rule(torch.utils.checkpoint.checkpoint_sequential)
 def _checkpoint_sequential(interpreter: TracingInterpreter, args: Arguments, kwargs: Keywords) -> Any:
+    kwargs = _with_the_default(interpreter, torch.utils.checkpoint.checkpoint_sequential, kwargs)
     if len(args) != 3 or type(args[1]) is not int or type(kwargs.get("use_reentrant")) is not bool:
         raise Break("checkpoint_sequential is called without use_reentrant", "pass use_reentrant=False")
     functions, segments, value = args
@@ -55,3 +63,13 @@ def _checkpoint_sequential(interpreter: TracingInterpreter, args: Arguments, kwa
         begun = start + size
         value = interpret_checkpoint(interpreter, (functools.partial(run, start, begun), value), kwargs)
     return run(begun, len(layers), value)
+
+
+def _with_the_default(interpreter: TracingInterpreter, function: Any, kwargs: Keywords) -> Keywords:
+    """The keywords with ``use_reentrant=True`` where nothing is said and torch takes that, with its warning."""
+    constants = inspect.unwrap(function).__code__.co_consts
+    warning = next((item for item in constants if type(item) is str and item.startswith(_WARNING)), None)
+    if kwargs.get("use_reentrant") is not None or warning is None:
+        return kwargs
+    interpreter.call(warnings.warn, (warning,), {})
+    return {**kwargs, "use_reentrant": True}

@@ -200,3 +200,38 @@ def test_a_sequence_in_segments(reentrant: bool, needs_gradient: bool) -> None:
             losses = [run(x) for _ in range(3)]
         outcomes.append((losses, x.grad, [item.grad for item in model.parameters()], torch.get_rng_state()))
     same(*outcomes)
+
+
+def without_a_word(x: torch.Tensor) -> torch.Tensor:
+    return checkpoint(block, x).sum()
+
+
+def sequence_without_a_word(x: torch.Tensor) -> torch.Tensor:
+    layers = [torch.sin, functools.partial(torch.dropout, p=0.5, train=True), torch.tanh]
+    return torch.utils.checkpoint.checkpoint_sequential(layers, 2, x).sum()
+
+
+@pytest.mark.parametrize("program", [without_a_word, sequence_without_a_word], ids=lambda item: item.__name__)
+def test_a_checkpoint_that_does_not_say_its_kind_is_one_graph_with_torchs_warning(program: Any) -> None:
+    results, said = [], []
+    for function in (program, dovetail.compile(program, backend="aten", fullgraph=True)):
+        for _ in range(2):
+            x = torch.linspace(-1, 1, 64, dtype=DOUBLE).view(4, 16).requires_grad_()
+            torch.manual_seed(1)
+            with warnings.catch_warnings(record=True) as given:
+                warnings.simplefilter("always")
+                value = function(x)
+            value.backward()
+            results.append((value.detach(), x.grad, torch.get_rng_state()))
+            said.append([(item.category, str(item.message)) for item in given])
+    same(results[:2], results[2:])
+    assert len(said[0]) == 1 and said[:2] == said[2:]
+
+
+def test_the_reentrant_kind_takes_no_other_keywords() -> None:
+    def program(x: torch.Tensor) -> torch.Tensor:
+        return checkpoint(block, x, use_reentrant=True, scale=2)
+
+    for function in (program, dovetail.compile(program, backend="aten")):
+        with pytest.raises(ValueError, match="Unexpected keyword arguments: scale"):
+            function(torch.ones(4, 16, dtype=DOUBLE, requires_grad=True))
