@@ -46,7 +46,6 @@ from dovetail.frontend.rules import (
 from dovetail.frontend.values.aliases import guard_equality
 from dovetail.frontend.values.leaves import (
     HOLDING_FUNCTIONS,
-    LEAF_TYPES,
     is_bound_builtin,
     is_extension_record,
     is_leaf_value,
@@ -348,8 +347,7 @@ class NativeCalls(TracingInterpreter):
     def _call_bound(self, owner: Any, function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """A method of an object of a builtin class that is no list, dictionary or set."""
         name = function.__name__
-        kind = type(owner) if type(owner) in (*LEAF_TYPES, torch.Size) else object
-        handler = rule.get(kind.__dict__.get(name))
+        handler = rule.get(type(owner).__dict__.get(name, object.__dict__.get(name)))
         if handler is not None:
             return handler(self, (owner, *args), kwargs)
         if isinstance(owner, tuple) and not kwargs and 0 < len(args) <= SEARCHES.get(name, 0):

@@ -52,7 +52,7 @@ class _Tensors:
         self.constants: list[torch.Tensor] = []
 
 
-def _input(interpreter: TracingInterpreter, array: Any) -> Any:
+def input_of_array(interpreter: TracingInterpreter, array: Any) -> Any:
     """The traced tensor in the memory of an array that existed before; NotImplemented for one that the program has made."""
     source, made = interpreter.values.source_of(array), interpreter.state(_Tensors).made
     if source is None:
@@ -92,7 +92,7 @@ def _from_numpy(interpreter: TracingInterpreter, function: Any, args: Arguments,
     if function is not torch.from_numpy or len(args) != 1 or kwargs or type(args[0]) not in ARRAY:
         return NotImplemented
     (array,) = args
-    found = _input(interpreter, array)
+    found = input_of_array(interpreter, array)
     if found is not NotImplemented:
         return found
     if not array.flags.writeable:
@@ -110,7 +110,7 @@ def _tensor(interpreter: TracingInterpreter, function: Any, args: Arguments, kwa
     data = args[0] if len(args) == 1 else wanted.pop("data", None)
     if function is not torch.tensor or type(data) not in ARRAY or wanted.keys() - {"dtype", "device"}:
         return NotImplemented
-    found = _input(interpreter, data)
+    found = input_of_array(interpreter, data)
     if found is not NotImplemented:
         found = interpreter.call_torch(torch.Tensor.to, (found,), {"dtype": found.dtype, **wanted, "copy": True})
     return found
@@ -143,5 +143,5 @@ method_rule.setdefault("getitem", []).insert(0, _index)
 
 def _as_index(interpreter: TracingInterpreter, array: Any) -> Any:
     is_index = array.dtype.kind in "ib" and array.ndim > 0
-    found = _input(interpreter, array) if is_index else NotImplemented
+    found = input_of_array(interpreter, array) if is_index else NotImplemented
     return array if found is NotImplemented else found

@@ -24,6 +24,7 @@ for _kind in set() if NUMPY is None else set(NUMPY.sctypeDict.values()):
     if issubclass(_kind, (NUMPY.number, NUMPY.bool_)):
         # Immutable, and never handed on as an input of the graph.
         MADE_BY_CALL[_kind] = lambda value: (functools.partial(_same, value), ())
+        MADE_BY_CALL[type(NUMPY.dtype(_kind))] = MADE_BY_CALL[_kind]
 
 
 @content_rule

@@ -10,6 +10,7 @@ from __future__ import annotations
 import functools
 import operator
 import warnings
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -19,7 +20,16 @@ from dovetail.errors import CaptureError
 from dovetail.frontend.code.frame import Break
 from dovetail.frontend.instructions.operations import BINARY, COMPARE, SYMBOLS
 from dovetail.frontend.protocol import TracingInterpreter
-from dovetail.frontend.rules import Arguments, Keywords, callable_rule, error_rule, operator_rule, rule
+from dovetail.frontend.rules import (
+    Arguments,
+    Chain,
+    Keywords,
+    callable_rule,
+    error_rule,
+    kind_among,
+    operator_rule,
+    rule,
+)
 from dovetail.frontend.values.leaves import plain_numbers
 from dovetail.guards import ComputedSource, Equals
 from dovetail.rules.python.numpy_numbers import ARRAY, NUMPY, SCALAR
@@ -52,6 +62,10 @@ _MAKERS = (
     *("ones", "full", "eye", "identity", "tri", "isscalar", "array", "asarray", "arange", "zeros", "ascontiguousarray"),
     *("asfortranarray", "result_type", "promote_types"),
 )
+
+
+#: ``rule(interpreter, function, args, kwargs)`` has NumPy compute in the graph what is not known.
+unknown_arrays: Chain[Callable[[TracingInterpreter, Any, Arguments, Keywords], Any]] = Chain()
 
 
 class _Arrays:
@@ -132,8 +146,17 @@ def _is_shared(interpreter: TracingInterpreter, array: Any) -> bool:
 
 def compute(interpreter: TracingInterpreter, function: Any, args: Arguments, kwargs: Keywords) -> Any:
     """A pure function of NumPy's, of what is known; raises :class:`Break` for all else, and for what a warning or a switch says."""
+    stand_in = kind_among((*args, *kwargs.values()))
+    if stand_in is not None:
+        return stand_in.call(interpreter, function, args, kwargs)
     try:
         given, keywords = _known(interpreter, args), _known(interpreter, kwargs)
+    except Break:
+        for handler in unknown_arrays:
+            found = handler(interpreter, function, args, kwargs)
+            if found is not NotImplemented:
+                return found
+        raise
     except private_tracing.DATA_DEPENDENT_ERRORS as error:
         raise Break("NumPy is given a number made of data", _ADVICE) from error
     if any(isinstance(item, ARRAY) for item in (keywords.get("out"), *given[getattr(function, "nin", len(given)) :])):
@@ -156,14 +179,15 @@ def compute(interpreter: TracingInterpreter, function: Any, args: Arguments, kwa
 # --- which functions ----------------------------------------------------------------------------------------------------
 
 
-def _is_pure(function: Any) -> bool:
+def is_pure(function: Any) -> bool:
+    """Whether this is a function of NumPy's whose result follows from its arguments."""
     name = function.__name__
     found = (getattr(module, name, None) for module in (NUMPY, NUMPY.linalg, NUMPY.fft))
     return name not in _IMPURE and any(item is function for item in found)
 
 
 def _call(interpreter: TracingInterpreter, function: Any, args: Arguments, kwargs: Keywords) -> Any:
-    if not _is_pure(function):
+    if not is_pure(function):
         raise Break(f"numpy.{function.__name__} may read or change state that nobody guards", _ADVICE)
     return compute(interpreter, function, args, kwargs)
 
