@@ -6,6 +6,7 @@ import copy
 
 import pytest
 import torch
+from torch.nn.modules.lazy import LazyModuleMixin
 
 import dovetail
 from dovetail.errors import GraphBreakError
@@ -55,3 +56,24 @@ def test_a_module_made_at_every_call_is_refused_in_one_graph() -> None:
     compiled(torch.randn(2, 3))
     with pytest.raises(GraphBreakError, match="Linear made by the function leaves it"):
         compiled(torch.randn(2, 3))
+
+
+class Centred(LazyModuleMixin, torch.nn.Module):
+    """Makes a parameter of the shape of what its first call is given, without a placeholder before."""
+
+    def initialize_parameters(self, x: torch.Tensor) -> None:
+        self.centre = torch.nn.Parameter(torch.rand(x.shape[1:]))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return (x - self.centre).square().sum()
+
+
+@pytest.mark.parametrize("fullgraph", [True, False])
+def test_a_lazy_module_without_placeholders_is_one_graph_after_its_first_call(fullgraph: bool) -> None:
+    model, twin = torch.nn.Sequential(Centred()), torch.nn.Sequential(Centred())
+    compiled = dovetail.compile(twin, backend="aten", fullgraph=fullgraph)
+    for _ in range(3):
+        x = torch.randn(2, 3)
+        same(step(model, model, x), step(twin, compiled, x), exact=True)
+    names = [event.name for event in dovetail.events_of(compiled).events]
+    assert names.count("initialisation") == 1 and "graph break" not in names
