@@ -165,9 +165,7 @@ class _Description:
         is_changed = isinstance(output, InputOutput) and any(
             change.input_index == output.index for change in self._trace.metadata_changes
         )
-        replay: Any = None
-        if value._base is base and not is_changed:
-            replay = AutogradView(value, self._trace.bindings())
+        replay: Any = AutogradView(value, self._trace.bindings()) if value._base is base and not is_changed else None
         if replay is None or not replay.is_exact:
             if reads_other_bits(value, base):
                 raise CaptureError(
@@ -176,7 +174,8 @@ class _Description:
                     advice="return a clone of it",
                 )
             replay = StridedView(value, base, self._trace.bindings())
-        return ViewOutput(output, replay, recorded, value.requires_grad)
+        inherits = value._base is not None and value._base.requires_grad
+        return ViewOutput(output, replay, recorded, None if inherits else value.requires_grad)
 
     def _refuse_unkeepable(self, value: torch.Tensor, base: torch.Tensor) -> None:
         """Raise :class:`CaptureError` for a view whose derivatives cannot be eager's."""

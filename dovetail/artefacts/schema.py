@@ -42,7 +42,7 @@ _SPEC = {
                 **_FRESH,
                 **_STRIDED,
                 "differentiable": bool,
-                "requires_grad": bool,
+                "requires_grad": (None, bool),
             },
         )
     ],

@@ -6,6 +6,7 @@ tracebacks unless ``DOVETAIL_INTERNALS=1`` is in the environment.
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import linecache
 import os
@@ -148,7 +149,9 @@ class Telling:
                 text += (
                     f"\n  {len(more)} more in this call: DOVETAIL_LOG=breaks shows {'it' if len(more) == 1 else 'them'}"
                 )
-            warn_user(text, category)
+            # Where warnings are errors, the program's own error goes on: it is what eager raises.
+            with contextlib.suppress(*(() if error is None else (EagerFallbackWarning,))):
+                warn_user(text, category)
 
 
 def without_internals(error: Exception) -> None:

@@ -164,6 +164,7 @@ class Epilogue:
         base = self._result(output.base, inputs, outputs, before)
         with torch.set_grad_enabled(output.differentiable):
             view: torch.Tensor = output.replay(base, before)
-        if output.requires_grad or output.differentiable:
-            return view if view.requires_grad or not output.requires_grad else view.requires_grad_()
-        return view.detach() if view.requires_grad else view
+        if output.requires_grad:
+            return view if view.requires_grad else view.requires_grad_()
+        is_apart = output.requires_grad is False and not output.differentiable
+        return view.detach() if is_apart and view.requires_grad else view

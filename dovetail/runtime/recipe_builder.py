@@ -137,20 +137,19 @@ def _iterator(value: Any) -> tuple[Any, ...]:
 
 def _bound_method(value: Any) -> tuple[Any, ...]:
     if isinstance(value.__self__, torch.Tensor):
-        # A traced tensor is of a class of its own, with methods of its own.
-        return getattr, (value.__self__, value.__name__)
+        # A traced tensor is of a class of its own, with methods of its own; those that convert do not know their names.
+        kinds, function = type(value.__self__).__mro__, value.__func__
+        names = (name for kind in kinds for name, item in vars(kind).items() if item is function)
+        return getattr, (value.__self__, next(names, function.__name__))
     return types.MethodType, (value.__func__, value.__self__)
-
-
-def _bound_builtin(value: Any) -> tuple[Any, ...]:
-    return getattr, (value.__self__, value.__name__)
 
 
 MADE_BY_CALL: dict[type, Callable[[Any], tuple[Any, ...]]] = {
     **dict.fromkeys(ITERATOR_TYPES, _iterator),
     types.MethodType: _bound_method,
-    types.BuiltinFunctionType: _bound_builtin,
-    types.MethodWrapperType: _bound_builtin,
+    **dict.fromkeys(
+        (types.BuiltinFunctionType, types.MethodWrapperType), lambda value: (getattr, (value.__self__, value.__name__))
+    ),
     slice: lambda value: (slice, (value.start, value.stop, value.step)),
     torch.Size: lambda value: (torch.Size, (tuple(value),)),
     super: lambda value: (super, (value.__thisclass__, value.__self__)),

@@ -36,14 +36,14 @@ class ViewOutput:
     """The returned tensor is a view, made anew by ``replay(base, inputs)`` from an input or from a forward output.
 
     ``differentiable`` is False where eager's view was made without recording gradients; the replay then runs under ``no_grad``.
-    Such a view of a tensor that requires a gradient says that it requires one too, though none will flow (``requires_grad``);
-    other such views are detached.
+    Such a view may say that it requires a gradient though none will flow (``requires_grad``; None: as autograd says of it, by the
+    base of its base); other such views are detached.
     """
 
     base: InputOutput | FreshOutput
     replay: Any
     differentiable: bool
-    requires_grad: bool = False
+    requires_grad: bool | None = False
 
 
 OutputTensor = FreshOutput | InputOutput | ViewOutput

@@ -160,3 +160,40 @@ def test_the_last_item_of_a_list_that_was_empty_is_set() -> None:
     compiled = dovetail.compile(function, backend="aten", fullgraph=True)
     assert torch.equal(compiled(torch.ones(2)), torch.ones(2))
     assert seen == [None]
+
+
+def unrecorded_part(x: Tensor) -> Any:
+    with torch.no_grad():
+        return x[1:], x.view_as(x).view(-1)
+
+
+def unrecorded_part_written(x: Tensor) -> Any:
+    with torch.no_grad():
+        x.mul_(2)
+        return x[1:]
+
+
+def unrecorded_part_of_result(x: Tensor) -> Any:
+    y = (x * 2)[1:]
+    with torch.no_grad():
+        return y, y[1:]
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda: torch.ones(4).requires_grad_(),
+        lambda: torch.ones(5)[:4].requires_grad_(),
+        lambda: torch.nn.Parameter(torch.ones(5)[:4]),
+        lambda: torch.ones(5, requires_grad=True)[:4],
+        lambda: torch.ones(5)[:4],
+    ],
+    ids=["leaf", "leaf that is a view", "parameter", "view of a leaf", "view"],
+)
+@pytest.mark.parametrize("function", [unrecorded_part, unrecorded_part_written, unrecorded_part_of_result])
+def test_an_unrecorded_view_requires_a_gradient_where_the_base_of_its_base_does(
+    function: Callable[..., Any], make: Callable[[], Tensor]
+) -> None:
+    compiled = dovetail.compile(function, backend="aten")
+    compiled(torch.ones(4).requires_grad_())  # what is known of one input says nothing of the next
+    same(function(make()), compiled(make()))

@@ -194,6 +194,18 @@ def test_an_error_after_a_break_comes_with_the_warning() -> None:
         dovetail.compile(step, backend="aten")(torch.ones(2))
 
 
+def test_an_error_of_the_program_goes_on_where_warnings_are_errors() -> None:
+    def step(x: torch.Tensor) -> torch.Tensor:
+        warnings.warn("the user's own", DeprecationWarning, stacklevel=2)
+        return x.sin()
+
+    compiled = dovetail.compile(step, backend="aten")
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        with pytest.raises(DeprecationWarning, match="the user's own"):
+            compiled(torch.ones(2))
+
+
 def test_a_function_inside_of_another_call_warns_with_it() -> None:
     @dovetail.compile(backend="aten")
     def inside(x: torch.Tensor) -> torch.Tensor:

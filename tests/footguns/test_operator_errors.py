@@ -10,6 +10,7 @@ import torch
 import dovetail
 from dovetail.errors import OutgrownError
 from dovetail.reports.explanation import compiled_function
+from tests.differential import check
 
 ONE, TWO = torch.tensor([0, 1]), torch.tensor([0, 9])
 
@@ -275,3 +276,28 @@ def test_eager_never_takes_the_place_of_a_graph_that_was_edited() -> None:
     compiled(torch.ones(3), ONE)
     with pytest.raises(IndexError):
         compiled(torch.ones(3), TWO)
+
+
+@pytest.mark.usefixtures("quiet")
+@pytest.mark.parametrize(
+    "call",
+    [
+        lambda x: torch.stack([]),
+        lambda x: torch.cat([]),
+        lambda x: x.double(1),
+        lambda x: vars(*(x, x)),
+        lambda x: dict(*((), ())),
+        lambda x: torch.vstack([]),
+        lambda x: torch.block_diag(3),
+    ],
+)
+def test_a_handled_error_is_eagers(call: Any) -> None:
+    """The kernels for fake tensors, and the methods of traced ones, may refuse by other classes of errors."""
+
+    def function(x: torch.Tensor) -> Any:
+        try:
+            return call(x)
+        except Exception as error:  # noqa: BLE001
+            return type(error), str(error), x * 2
+
+    check(function, torch.ones(3, requires_grad=True), fullgraph=False)

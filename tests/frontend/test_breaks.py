@@ -251,6 +251,12 @@ def iterators(a: torch.Tensor) -> torch.Tensor:
     return a
 
 
+def bound_conversions(a: torch.Tensor) -> torch.Tensor:
+    single, whole = (a * 2).float, a.long
+    print(end="")
+    return single() + whole()
+
+
 def bound_methods(a: torch.Tensor) -> torch.Tensor:
     items: list[torch.Tensor] = []
     append = items.append
@@ -421,6 +427,7 @@ PROGRAMS = [
     recursive_closure,
     containers,
     iterators,
+    bound_conversions,
     bound_methods,
     objects,
     random_numbers,

@@ -134,7 +134,7 @@ class NativeCalls(TracingInterpreter):
                 raise
             if not trace.settings.one_graph:
                 raise Break(f"{_name(function)} needs the values of a tensor", "do this outside") from error
-        except (IndexError, TypeError, ValueError) as error:
+        except (AssertionError, IndexError, TypeError, ValueError) as error:
             for handler in error_rule:
                 handler(error, (*args, *kwargs.values()))
             # The text is that of the kernel for fake tensors, which need not be eager's.

@@ -38,9 +38,9 @@ for _kind in (list, tuple, set, frozenset):
 
 @rule(dict)
 def _dict(interpreter: TracingInterpreter, args: Arguments, kwargs: Keywords) -> dict[Any, Any]:
-    if not args:
-        return dict(**kwargs)
-    source = args[0]
+    if len(args) != 1:
+        return dict(*args, **kwargs)  # raises, where there are more
+    (source,) = args
     pairs = interpreter.items_of(source) if hasattr(source, "keys") else interpreter.drain(source)
     if not isinstance(pairs, dict):
         for pair in pairs:

@@ -46,6 +46,8 @@ rule[callable] = lambda interpreter, args, kwargs: callable(*args)
 def _vars(interpreter: TracingInterpreter, args: Arguments, kwargs: Keywords) -> Any:
     if not args:
         raise Break("vars() hands out the frame's variables", "do this outside of the compiled function")
+    if len(args) > 1 or kwargs:
+        return vars(*args, **kwargs)  # raises
     if isinstance(args[0], types.ModuleType):
         raise Break("vars() hands out a module's dictionary", "read the attributes that you need")
     try:
