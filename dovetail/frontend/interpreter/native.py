@@ -8,6 +8,7 @@ import re
 import types
 from collections import deque
 from collections.abc import Callable
+from contextvars import ContextVar
 from typing import Any
 
 import torch
@@ -348,7 +349,7 @@ class NativeCalls(TracingInterpreter):
     def _call_bound(self, owner: Any, function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """A method of an object of a builtin class that is no list, dictionary or set."""
         name = function.__name__
-        kind = type(owner) if type(owner) in (*LEAF_TYPES, torch.Size) else object
+        kind = type(owner) if type(owner) in (*LEAF_TYPES, torch.Size, ContextVar) else object
         handler = rule.get(kind.__dict__.get(name))
         if handler is not None:
             return handler(self, (owner, *args), kwargs)

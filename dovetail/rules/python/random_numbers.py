@@ -4,7 +4,7 @@ A draw is a function of the generator's state. So the check of an entry computes
 of the graph like any number that changes; and the generator itself takes these steps as an effect, when the graph has run. A
 branch on such a number (``if random.random() < 0.5``) is a guard, so that each side has an entry; at many, the graph breaks.
 
-A number that the program must know exactly (as an index, a key, a text) would make an entry of each call: there the graph breaks too,
+A number that the program must know exactly (an index, a key, a text) would make an entry of each call: there the graph breaks too,
 and at numbers that are whole, of which 0 and 1 are no symbols.
 """
 
