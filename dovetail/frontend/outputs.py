@@ -11,7 +11,7 @@ from dovetail.errors import CaptureError
 from dovetail.frontend.code.frame import Null, Unread
 from dovetail.frontend.code.points import FramePoint
 from dovetail.frontend.interpreter.interpreter import Interpreter
-from dovetail.frontend.rules import kind_of
+from dovetail.frontend.rules import kind_of, leaving_rule
 from dovetail.frontend.values.leaves import IDENTITY_TYPES, is_bound_builtin, is_leaf_value
 from dovetail.runtime.recipe import CallItem, ConstantItem, NumberItem, Recipe, SourceItem, TensorItem
 from dovetail.runtime.recipe_builder import RecipeBuilder, holds_interpreted
@@ -115,6 +115,8 @@ class Outputs:
         is_made = self._trace.input_of(value) is None
         if getattr(value, "_is_param", False) and is_made:
             self._refuse("a parameter is made inside and leaves the function", "make it outside of the function")
+        for check in leaving_rule:
+            check(self._interpreter, value)
         if value.grad_fn is not None and private_autograd.has_hooks(value):
             # In the graph they are in front of all that is seen of its gradient outside; in eager they are behind it.
             self._refuse(

@@ -142,6 +142,8 @@ format_rule: Chain[Callable[[TracingInterpreter, Frame, Any, str], Any]] = Chain
 error_rule: Chain[Callable[[BaseException, Arguments], None]] = Chain()
 #: The end of the program: effects may be added, or :class:`Break` raised.
 end_rule: Chain[Callable[[TracingInterpreter], None]] = Chain()
+#: A traced tensor leaves the program: :class:`Break` may be raised.
+leaving_rule: Chain[Callable[[TracingInterpreter, torch.Tensor], None]] = Chain()
 #: After a graph break, how many instructions from where a frame stands run for real too, as each would break the graph again.
 real_rule: Chain[Callable[[Frame], int]] = Chain()
 

@@ -1,15 +1,23 @@
-"""A size that was marked as one that changes, and that the program holds to a number all the same: a warning, or an error."""
+"""A size that was marked as one that changes, and that the program holds to a number all the same: a warning, or an error.
+
+After a graph break the number may be that of a value which crosses the break: it was made of the marked size, and no mark says so.
+There all sizes become symbolic, and what is held to a number all the same is at most warned of.
+"""
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 
 from dovetail.errors import InputError, RecompileLimitWarning
 from dovetail.face.warnings import warn_user
+from dovetail.frontend.code.resumption import Resumption
 from dovetail.frontend.protocol import TracingInterpreter
 from dovetail.frontend.rules import end_rule
 from dovetail.guards.guard import GuardFailure
+from dovetail.guards.source import CalleeSource
 from dovetail.torch_private import sizes as private_sizes
+from dovetail.trace.settings import CaptureSettings, Retry
 from dovetail.trace.shapes import marks_of
 
 
@@ -28,12 +36,19 @@ def _held_to_a_number(interpreter: TracingInterpreter) -> None:
                 continue
             of = f"dimension {dimension} of `{traced.name}`"
             text = str(GuardFailure(f"{of} was marked as dynamic, and the program holds it to {int(size)}"))
-            if dimension in strict:
+            goes_on = any(type(value) is Resumption for value, at in interpreter.values.noted() if at == CalleeSource())
+            if goes_on and not interpreter.trace.settings.shapes.everything:
+                raise Retry(f"{of} is marked, and values of its size cross a graph break", change=_for_all_sizes)
+            if dimension in strict and not goes_on:
                 raise InputError(
                     text, advice="use torch._dynamo.maybe_mark_dynamic, or make the program right for every size"
                 )
             if dimension not in lenient:
                 warn_user(f"{text}: each other size compiles another entry", RecompileLimitWarning)
+
+
+def _for_all_sizes(settings: CaptureSettings) -> CaptureSettings:
+    return dataclasses.replace(settings, shapes=dataclasses.replace(settings.shapes, everything=True))
 
 
 @end_rule

@@ -13,9 +13,11 @@ from typing import Any
 
 import torch
 
+from dovetail.frontend.code.frame import Break
 from dovetail.frontend.protocol import TracingInterpreter
 from dovetail.frontend.rules import Arguments, Keywords, method_rule
 from dovetail.rules.torch.control_flow import slots_of
+from dovetail.rules.torch.hooks_outside import HooksOutside
 from dovetail.rules.torch.patched_tensors import note_for_backward
 from dovetail.torch_private import autograd_nodes as private_autograd_nodes
 from dovetail.trace.program import NumberSlot, Program, ProgramCall, RecordingMode
@@ -109,11 +111,50 @@ def _in_mode(calls: list[ProgramCall], modes: dict[bool, bool], switches: list[i
 @method_rule("register_hook", "register_post_accumulate_grad_hook")
 def _register_hook(interpreter: TracingInterpreter, function: Any, args: Arguments, kwargs: Keywords) -> Any:
     note_for_backward(interpreter.values)
-    bound = getattr(function, "__self__", None)
-    given = [*([] if bound is None else [bound]), *args, *kwargs.values()]
-    if function.__name__ != "register_hook" or len(given) != 2 or not callable(given[1]):
+    given = _given(function, args, kwargs)
+    if len(given) != 2 or not callable(given[1]) or not isinstance(given[0], torch.Tensor):
         return NotImplemented
-    trace, tape = interpreter.trace, Tape()
-    hook = partial(tape.record, trace, interpreter.trampoline(given[1]))
-    handle = interpreter.native(partial(tape.note, trace), (given[0], hook, {}), {}, hands_on=True)
-    return handle
+    trace, tape, (tensor, called) = interpreter.trace, Tape(), given
+    outside = interpreter.state(HooksOutside)
+    if not interpreter.values.in_backward:
+        key = outside.place()
+        if outside.is_outside(key):
+            return outside.wait(function.__name__, tensor, called)
+        outside.note(key, tensor)
+    if function.__name__ != "register_hook":
+        return NotImplemented
+    entered = interpreter.trampoline(called)
+
+    def hook(gradient: torch.Tensor) -> Any:
+        try:
+            return tape.record(trace, entered, gradient)
+        except Break as stop:
+            if trace.phase == "backward" and not is_inner:
+                outside.keep_outside(key, stop.reason)
+            raise
+
+    is_inner = interpreter.values.in_backward
+    return interpreter.native(partial(tape.note, trace), (tensor, hook, {}), {}, hands_on=True)
+
+
+@method_rule("retain_grad")
+def _retain_grad(interpreter: TracingInterpreter, function: Any, args: Arguments, kwargs: Keywords) -> Any:
+    given = _given(function, args, kwargs)
+    if interpreter.values.in_backward or len(given) != 1 or not isinstance(given[0], torch.Tensor):
+        return NotImplemented
+    tensor, outside = given[0], interpreter.state(HooksOutside)
+    if not tensor.requires_grad or interpreter.load_attribute(tensor, "is_leaf"):
+        return interpreter.native(function, args, kwargs)
+    if interpreter.trace.input_of(tensor) is None and not interpreter.trace.settings.one_graph:
+        return NotImplemented
+    key = outside.place()
+    if interpreter.trace.input_of(tensor) is not None or outside.is_outside(key):
+        outside.wait("retain_grad", tensor)
+    else:
+        outside.note_retained(key, tensor)
+    return None
+
+
+def _given(function: Any, args: Arguments, kwargs: Keywords) -> list[Any]:
+    bound = getattr(function, "__self__", None)
+    return [*([] if bound is None else [bound]), *args, *kwargs.values()]
