@@ -262,6 +262,11 @@ def _filled_column(x: torch.Tensor) -> torch.Tensor:
     return y
 
 
+def _dropped_rows(x: torch.Tensor) -> torch.Tensor:
+    mask = x.data.new().resize_((x.size(0), 1)).bernoulli_(0.5)
+    return mask.expand_as(x) * x
+
+
 @quirk(
     FUNCTIONAL,
     _aten.resize_.default,
@@ -273,16 +278,49 @@ def _filled_column(x: torch.Tensor) -> torch.Tensor:
             order=0,
         ),
         "same size": lambda: Example(_filled_column, [(torch.ones(8, 8),)], order=0),
+        "larger": lambda: Example(_dropped_rows, [(torch.ones(4, 3),)], options={"fullgraph": True}),
     },
 )
 def resized(run: Run, operator: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
-    """Refuse a resize to a memory format, which the functional form leaves out; a resize to the same size keeps the strides."""
+    """Refuse a resize to a memory format, which the functional form leaves out.
+
+    A resize to the same size keeps the strides, and one to a larger size the device of the memory, by which views are made.
+    """
     memory_format = kwargs.get("memory_format")
     if memory_format is None and tuple(args[0].shape) == tuple(getattr(args[1], "shape", args[1])):
         return args[0]
     if memory_format in (None, torch.contiguous_format):
+        _make_room(args[0], getattr(args[1], "shape", args[1]))
         return NotImplemented
     raise RefusedOperatorError("a tensor is resized to another memory format", advice="make a new tensor instead")
+
+
+def _observed_rows(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    on, low, high = torch.ones(1, dtype=torch.long), torch.empty(0), torch.empty(0)
+    scale, zero = torch.ones(1), torch.zeros(1, dtype=torch.int)
+    return torch.fused_moving_avg_obs_fake_quant(x, on, on, low, high, scale, zero, 0.1, -128, 127, 0, True, True), low
+
+
+@quirk(
+    FUNCTIONAL,
+    _aten._fused_moving_avg_obs_fq_helper.default,
+    example=lambda: Example(_observed_rows, [(torch.ones(4, 3),)]),
+)
+def ranges_of_one_size(run: Run, operator: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
+    """Refuse an observer's first call, which makes one range for each channel of empty tensors; the fake kernel leaves these."""
+    by_channel = len(args) > 11 and args[11]
+    if by_channel and any(item.dim() == 0 or item.shape[0] != args[0].shape[args[10]] for item in args[3:7]):
+        raise RefusedOperatorError(
+            "an observer makes one range for each channel", advice="call the observer once outside of the function"
+        )
+    return NotImplemented
+
+
+def _make_room(target: torch.Tensor, shape: Sequence[Any]) -> None:
+    """Enlarge the memory of a traced tensor before torch does, which would take it to another device."""
+    size = (math.prod(shape) + target.storage_offset()) * target.element_size()
+    if type(size) is int and size > target.untyped_storage().nbytes():
+        private_kernels.enlarge_memory(target, size)
 
 
 def _polygamma(x: torch.Tensor) -> torch.Tensor:

@@ -73,6 +73,25 @@ def view_strides(tensor: torch.Tensor, shape: Sequence[Any]) -> tuple[Any, ...] 
     return None if found is None else tuple(found)
 
 
+def enlarge_memory(wrapper: torch.Tensor, size: int) -> None:
+    """Give a functional tensor, whose own memory stands for no data, another one of ``size`` bytes on its device.
+
+    Where ``resize_`` makes it larger, torch 2.13 takes it to ``meta``, which views of the tensor then refuse.
+    """
+    from torch.utils._mode_utils import no_dispatch
+
+    with no_dispatch(), torch.no_grad():
+        wrapper.data = torch.Tensor._make_wrapper_subclass(
+            type(wrapper),
+            wrapper.shape,
+            wrapper.stride(),
+            wrapper.storage_offset(),
+            dtype=wrapper.dtype,
+            device=wrapper.device,
+            storage_size=size,
+        )
+
+
 def asks_for_plain_sizes(error: RuntimeError) -> bool:
     """Whether C++ has refused a tensor because its sizes are symbolic (the texts of torch 2.13)."""
     return any(text in str(error) for text in _PLAIN_SIZES)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import types
 from collections.abc import Callable, Iterable
 from typing import Any
 
@@ -112,3 +113,10 @@ def flex_attention() -> Any:
 
 #: Makes an object of a subclass in the memory of a tensor.
 make_subclass: Any = torch.Tensor._make_subclass
+
+
+def refers_to_weights(code: types.CodeType) -> bool:
+    """Whether code is that by which a recurrent network refers to its own weights, weakly (2.13)."""
+    own = torch.nn.RNNBase._init_flat_weights.__code__
+    # Before Python 3.12, a comprehension has code of its own.
+    return code.co_filename == own.co_filename and code.co_qualname.startswith(own.co_qualname)

@@ -14,13 +14,15 @@ from typing import Any
 
 import torch
 
+from dovetail.errors import UnbuildableError
 from dovetail.frontend.code.frame import Break, LetGo
 from dovetail.frontend.interpreter.call_tables import runs_natively
 from dovetail.frontend.protocol import TracingInterpreter
 from dovetail.frontend.rules import Arguments, Keywords, callable_rule, rule, wrapper_rule
 from dovetail.frontend.values.leaves import is_leaf_value, plain_numbers
 from dovetail.guards import Answers, ComputedSource, Identity, Step
-from dovetail.runtime.recipe_builder import interpreted_of
+from dovetail.runtime.recipe_builder import MADE_BY_CALL, interpreted_of
+from dovetail.torch_private import libraries as private_libraries
 from dovetail.torch_private import sizes as private_sizes
 from dovetail.torch_private import tracing as private_tracing
 from dovetail.torch_private import trees as private_trees
@@ -58,8 +60,31 @@ def _make_reference(interpreter: TracingInterpreter, args: Arguments, kwargs: Ke
     if len(args) > 1 and args[1] is not None:
         # The callback runs when the object is gone, maybe long after the capture, which keeps its tensors alive.
         raise LetGo("a weak reference has a callback", "make the reference outside of the function", resumable=False)
+    if args and isinstance(args[0], torch.Tensor) and _is_held(interpreter, args[0]):
+        _HELD[id(args[0])] = args[0]
     return interpreter.native(weakref.ref, args, kwargs)
 
+
+#: Tensors that something holds when a weak reference to them leaves; of others nobody knows whether the autograd graph does.
+_HELD: weakref.WeakValueDictionary[int, torch.Tensor] = weakref.WeakValueDictionary()
+
+
+def _is_held(interpreter: TracingInterpreter, value: torch.Tensor) -> bool:
+    """Whether a tensor existed before, or is a weight to which its recurrent network refers."""
+    code = interpreter.frames[-1].code
+    return private_libraries.refers_to_weights(code) or interpreter.trace.input_of(value) is not None
+
+
+def _leaving(reference: weakref.ReferenceType[Any]) -> tuple[Any, ...]:
+    referent = reference()
+    if referent is None or _HELD.get(id(referent)) is not referent:
+        raise UnbuildableError(
+            "a weak reference made by the function leaves it", advice="return the object that it refers to"
+        )
+    return weakref.ref, (referent,)
+
+
+MADE_BY_CALL[weakref.ReferenceType] = _leaving
 
 _CONTAINERS = (weakref.WeakSet, weakref.WeakValueDictionary, weakref.WeakKeyDictionary)
 _NAMES = ("add", "update", "setdefault", "__init__", "__setitem__", "__ior__")

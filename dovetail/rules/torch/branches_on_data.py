@@ -46,7 +46,7 @@ from dovetail.trace import ASSUMPTION, Trace
 from dovetail.whole_calls.operator import WHOLE_CALL
 
 # The user's own branches can be written in another way, and would hold the graph to answers that change at every call.
-_FOLLOWED = ("torch.optim.", "torch.amp.", "torch.nn.")
+_FOLLOWED = ("torch.optim.", "torch.amp.", "torch.nn.", "torch.ao.")
 _MOST_ELEMENTS = 64
 _MOST_NODES = 100
 _MOST_ANSWERS = 16

@@ -32,6 +32,8 @@ interpret_modules(
     # They set parameters, or make modules.
     *("torch.nn.utils.convert_parameters", "torch.nn.utils.fusion", "torch.nn.utils.init"),
     "torch.nn.utils.memory_format",
+    # Modules, of observers and of layers that round as a quantised model would.
+    "torch.ao",
     *private_packages.READS_THE_PROGRAM,
     # They call one another, and those of the user.
     "torch.utils.data.dataset",

@@ -10,7 +10,7 @@ import torch
 
 import dovetail
 from dovetail.errors import EagerFallbackWarning, GraphBreakWarning
-from tests.differential import same
+from tests.differential import check_training, same
 
 WEIGHT = torch.nn.Parameter(torch.ones(2))
 TO_WEIGHT = weakref.ref(WEIGHT)
@@ -131,3 +131,44 @@ def test_callbacks_are_called_when_the_object_goes(is_own: bool, lets_go: bool, 
     assert calls(dovetail.compile(backend="aten")) == expected
     # What a callback raises is written, and nobody hears of it.
     assert "Exception ignored" not in capfd.readouterr().err
+
+
+class DroppedWeights(torch.nn.Module):
+    """The recurrent weights are computed anew at every call, as in AWD-LSTM; the network refers to its weights weakly."""
+
+    def __init__(self, kind: type, p: float) -> None:
+        super().__init__()
+        self.inner, self.p = kind(3, 4), p
+        weight = self.inner._parameters.pop("weight_hh_l0")
+        self.raw = torch.nn.Parameter(weight.detach().clone())
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        self.inner.weight_hh_l0 = torch.nn.functional.dropout(self.raw, self.p, training=self.training)
+        result: torch.Tensor = self.inner(x)[0]
+        return result
+
+
+@pytest.mark.parametrize(("kind", "p"), [(torch.nn.LSTM, 0.0), (torch.nn.LSTM, 0.4), (torch.nn.RNN, 0.4)])
+def test_recurrent_networks_refer_to_weights_made_anew(kind: type, p: float) -> None:
+    batches = [(torch.randn(5, 2, 3),) for _ in range(3)]
+    check_training(
+        DroppedWeights(kind, p),
+        lambda module, x: module(x).square().mean(),
+        batches,
+        dovetail.compile(backend="aten", fullgraph=True),
+    )
+
+
+def test_a_reference_that_nothing_is_known_to_hold() -> None:
+    """Autograd may hold what the program lets go: the call is eager's."""
+
+    def program(x: torch.Tensor) -> Any:
+        value = x * 2
+        return weakref.ref(value), (value * value).sum(), weakref.ref(x)
+
+    compiled = dovetail.compile(program, backend="aten")
+    x = torch.ones(2, requires_grad=True)
+    with pytest.warns(EagerFallbackWarning, match="a weak reference made by the function leaves it"):
+        reference, total, to_input = compiled(x)
+    assert reference() is not None and to_input() is x
+    total.backward()
