@@ -155,7 +155,7 @@ torch-names: $(VENV)/.test
 # Scientific packages, in an environment of their own. One that cannot be installed is named, and its programs are refused. Each
 # command pins torch; SchNetPack's own pins do not agree with the others'.
 SCIENCE := $(VENV)-science
-SCIENCE_PACKAGES := schnetpack mace-torch nequip torchmd-net pina-mathlab deepxde gpytorch torchdiffeq higher torchopt torch_geometric
+SCIENCE_PACKAGES := schnetpack mace-torch torchmd-net pina-mathlab deepxde gpytorch torchdiffeq higher torchopt torch_geometric
 
 $(SCIENCE)/.installed: pyproject.toml
 	$(PYTHON) -m venv $(SCIENCE)
@@ -164,10 +164,14 @@ $(SCIENCE)/.installed: pyproject.toml
 	    $(SCIENCE)/bin/python -m pip install --quiet "torch==$(TORCH)" $$package || echo "$$package cannot be installed"; \
 	done
 	-$(SCIENCE)/bin/python -m pip install --quiet --no-deps --upgrade schnetpack
+# NequIP needs another version of e3nn than MACE pins: an environment of its own.
+	$(PYTHON) -m venv $(SCIENCE)-nequip
+	-$(SCIENCE)-nequip/bin/python -m pip install --quiet $(if $(TORCH_INDEX),--extra-index-url $(TORCH_INDEX)) "torch==$(TORCH)" 'nequip>=0.7' -e .
 	@touch $@
 
 conformance-science: $(SCIENCE)/.installed
-	OMP_NUM_THREADS=1 $(SCIENCE)/bin/python -W ignore -m tests.conformance.science_runner -j $(JOBS) $(CONFORMANCE_ARGS)
+	OMP_NUM_THREADS=1 $(SCIENCE)/bin/python -W ignore -m tests.conformance.science_runner -j $(JOBS) $(CONFORMANCE_ARGS); first=$$?; \
+	OMP_NUM_THREADS=1 $(SCIENCE)-nequip/bin/python -W ignore -m tests.conformance.science_runner --programs nequip && exit $$first
 
 # Libraries around PyTorch, in an environment of their own. One that cannot be installed is left out, and its tests are skipped.
 ECOSYSTEM := $(VENV)-ecosystem

@@ -385,17 +385,17 @@ class Trace:
     def _assert_settled(self, expression: Any) -> None:
         """Assert a relation that the shape environment takes for settled since it has put one number in place of another."""
         relation, *sides = private_sizes.parts_of_relation(expression)
-        places: dict[Any, tuple[torch.fx.Node, int]] = {}
+        places: dict[Any, tuple[Any, int | None]] = {side: (side, None) for side in sides if type(side) is int}
         for node in self.graph.nodes:
             value = node.meta.get("val")
-            for dim, size in enumerate(value.shape if isinstance(value, torch.Tensor) else ()):
+            for dim, size in enumerate(value.shape) if isinstance(value, torch.Tensor) else [(None, value)]:
                 if private_sizes.is_symbolic(size):
                     places.setdefault(private_sizes.first_expression(size), (node, dim))
-        if relation is None or not all(type(side) is int or side in places for side in sides):
+        if relation is None or not all(side in places for side in sides):
             raise self._unchecked(expression)
         arguments = [
-            side if type(side) is int else self.graph.call_function(torch.ops.aten.sym_size.int, places[side])
-            for side in sides
+            item if dim is None else self.graph.call_function(torch.ops.aten.sym_size.int, (item, dim))
+            for item, dim in map(places.__getitem__, sides)
         ]
         condition = self.graph.call_function(relation, tuple(arguments))
         message = f"{ASSUMPTION}{expression}"

@@ -6,6 +6,7 @@ A program imports its package when it is built. Each batch differs in its number
 from __future__ import annotations
 
 import importlib
+import importlib.metadata
 import os
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -48,17 +49,24 @@ def program(name: str, *packages: str) -> Callable[[Callable[[], Training]], Cal
 
 
 def missing(name: str) -> list[str]:
-    """The packages of a program that cannot be imported here, with the reason."""
+    """The packages of a program that cannot be imported here, with the reason; any error counts, as eager has it too."""
     os.environ.setdefault("DDE_BACKEND", "pytorch")
     # SchNetPack imports a name that torch 2.13 has dropped.
     loader = importlib.import_module("torch.utils.data.dataloader")
     vars(loader).setdefault("T_co", importlib.import_module("typing").TypeVar("T_co", covariant=True))
+    # The constants of e3nn up to 0.5 hold slices, which torch.load has refused since 2.6.
+    torch.serialization.add_safe_globals([slice])
     found = []
     for package in PROGRAMS[name].packages:
+        module, _, attribute = package.partition(":")
         try:
-            importlib.import_module(package)
-        except ImportError as error:
-            found.append(f"{package} ({error})")
+            imported = importlib.import_module(module)
+        except Exception as error:  # noqa: BLE001  (old packages raise all kinds of errors with a new torch)
+            found.append(f"{package} ({type(error).__name__}: {error})")
+        else:
+            if attribute and not hasattr(imported, attribute):
+                version = importlib.metadata.version(module.partition(".")[0])
+                found.append(f"{package} (version {version} of the package has none)")
     return found
 
 
@@ -196,12 +204,15 @@ def _mace_prepared() -> Training:
     return Training(prepare(_mace_model)(), _mace_batch, _mace_loss)
 
 
-@program("nequip", "nequip.model")
+@program("nequip", "nequip.model:NequIPGNNModel")
 def _nequip() -> Training:
     from nequip.model import NequIPGNNModel
     from nequip.utils.global_state import set_global_state
 
+    chosen = torch.get_default_dtype()
     set_global_state()
+    # The first call changes the default of the process, a later one does not.
+    torch.set_default_dtype(chosen)
     model = NequIPGNNModel(
         seed=0,
         model_dtype="float32",
@@ -219,7 +230,7 @@ def _nequip() -> Training:
 
     def loss(model: nn.Module, batch: Batch) -> Tensor:
         inputs = {
-            "pos": batch["pos"],
+            "pos": batch["pos"].double(),
             "edge_index": batch["edges"],
             "atom_types": torch.searchsorted(torch.tensor([1, 6, 8]), batch["z"]),
             "batch": batch["batch"],

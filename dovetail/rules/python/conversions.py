@@ -18,7 +18,7 @@ from dovetail.frontend.rules import Arguments, Keywords, rule
 from dovetail.frontend.values.aliases import guard_key
 from dovetail.frontend.values.leaves import plain_numbers
 from dovetail.frontend.values.values import Values
-from dovetail.rules.sizes.number_tensors import number_of
+from dovetail.rules.sizes.number_tensors import WHOLE_NUMBERS, number_of
 from dovetail.torch_private import sizes as private_sizes
 
 # What these are best answered with. Python makes a word of the number that a hash is.
@@ -54,9 +54,13 @@ def _conversion(function: Any, method_name: str) -> Any:
             if isinstance(value, torch.Tensor):
                 if function is hash:
                     raise Break("a tensor is hashed", "use an index instead")
-                number = number_of(interpreter, value) if function is int and len(args) == 1 else None
-                if number is not None:
-                    return number
+                if function is int and len(args) == 1:
+                    number = number_of(interpreter, value)
+                    if number is not None:
+                        return number
+                    if value.dtype in WHOLE_NUMBERS and value.dim() == 0:
+                        # Asked by C++, it would have to be a plain number.
+                        return interpreter.call(torch.Tensor.item, (value,), {})
             else:
                 method = python_method(value, method_name)
                 if method is not None:

@@ -178,7 +178,7 @@ def _evaluate(item: Any) -> Any:
     return None if any(number is None for number in numbers) else compute(*numbers)
 
 
-_WHOLE_NUMBERS = frozenset({torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64})
+WHOLE_NUMBERS = frozenset({torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64})
 
 
 @method_rule("getitem", "setitem")
@@ -209,7 +209,7 @@ def _bound(interpreter: TracingInterpreter, item: Any) -> Any:
     number = number_of(interpreter, item)
     if number is not None:
         return number
-    is_whole = isinstance(item, torch.Tensor) and item.dim() == 0 and item.dtype in _WHOLE_NUMBERS
+    is_whole = isinstance(item, torch.Tensor) and item.dim() == 0 and item.dtype in WHOLE_NUMBERS
     return interpreter.call(torch.Tensor.item, (item,), {}) if is_whole else item
 
 

@@ -1,9 +1,11 @@
-"""Functions that ``torch.jit.script`` or ``torch.jit.trace`` has made: their operators are captured, and they are one call of the
-program, which a derivative of the backward runs again.
+"""Functions and methods that ``torch.jit.script`` or ``torch.jit.trace`` has made: their operators are captured, and they are one
+call of the program, which a derivative of the backward runs again.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -11,7 +13,9 @@ import torch
 from dovetail.frontend.code.frame import Break
 from dovetail.frontend.protocol import TracingInterpreter
 from dovetail.frontend.rules import Arguments, Keywords, callable_rule
-from dovetail.guards import Identity
+from dovetail.guards import Identity, Step
+from dovetail.rules.torch import script_graphs
+from dovetail.torch_private import state as private_state
 from dovetail.trace.trace import open_trace
 
 _EFFECTS = ("prim::Print", "aten::warn", "prim::SetAttr")
@@ -39,13 +43,83 @@ class _Traced:
             if trace is None:
                 return self.function(*args, **kwargs)
             with trace.recorder.paused():
-                found = self.function(*args, **kwargs)
+                found = self._run(args, kwargs)
         trace.recorder.record(self, args, kwargs, found)
+        return found
+
+    def _run(self, args: Arguments, kwargs: Keywords) -> Any:
+        return self.function(*args, **kwargs)
+
+
+class _Read(_Traced):
+    """A scripted function or method whose graph is read; the last arguments are the attributes that it reads of its module."""
+
+    def __init__(self, function: Any, graph: Any, attributes: Sequence[script_graphs.Path]) -> None:
+        super().__init__(function)
+        self.graph, self.attributes = graph, tuple(attributes)
+        self.is_method = type(function) is torch.ScriptMethod
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        return self._run(args, kwargs) if open_trace() is None else super().__call__(*args, **kwargs)
+
+    def _run(self, args: Arguments, kwargs: Keywords) -> Any:
+        count = len(args) - len(self.attributes)
+        inputs = script_graphs.bind(self.function.schema, args[:count], kwargs, skipped=int(self.is_method))
+        attributes = dict(zip(self.attributes, args[count:], strict=True))
+        (found,) = script_graphs.Reader(attributes).run(self.graph, [(), *inputs] if self.is_method else inputs)
+        return found
+
+
+@dataclass(frozen=True)
+class ScriptAttributeSource(Step):
+    """An attribute of the module of a scripted method."""
+
+    path: script_graphs.Path
+
+    @property
+    def name(self) -> str:
+        """The method's, its owner and the path."""
+        return ".".join((f"{self.base.name}.owner", *self.path))
+
+    def read(self, value: Any) -> Any:
+        """The attribute of the method's module, read without Python code."""
+        found = value.owner
+        for name in self.path:
+            found = found.getattr(name)
         return found
 
 
 @callable_rule(torch.jit.ScriptFunction)
 def _scripted(interpreter: TracingInterpreter, function: Any, args: Arguments, kwargs: Keywords) -> Any:
+    graph = _graph_of(interpreter, function)
+    recorded = len(interpreter.trace.graph.nodes)
+    if script_graphs.is_readable(graph) and _is_plain(function):
+        try:
+            return _native(interpreter, _Read(function, graph, ()), args, kwargs)
+        except script_graphs.UnreadableError as error:
+            added = list(interpreter.trace.graph.nodes)[recorded:]
+            if any(isinstance(node.meta.get("val"), torch.Tensor) for node in added):
+                raise _needs_torchscript(function) from error
+    return _native(interpreter, _Traced(function), args, kwargs)
+
+
+@callable_rule(torch.ScriptMethod)
+def _method(interpreter: TracingInterpreter, function: Any, args: Arguments, kwargs: Keywords) -> Any:
+    graph = _graph_of(interpreter, function)
+    source = interpreter.values.source_of(function)
+    if source is None or not (script_graphs.is_readable(graph) and _is_plain(function)):
+        raise _needs_torchscript(function)
+    paths = script_graphs.attributes_of(graph)
+    places = [ScriptAttributeSource(source, path) for path in paths]
+    attributes = [interpreter.values.read(place.read(function), place) for place in places]
+    try:
+        return _native(interpreter, _Read(function, graph, paths), (*args, *attributes), kwargs)
+    except script_graphs.UnreadableError as error:
+        raise _needs_torchscript(function) from error
+
+
+def _graph_of(interpreter: TracingInterpreter, function: Any) -> Any:
+    """The graph of a scripted function, which is guarded."""
     source = interpreter.values.source_of(function)
     if source is not None:
         interpreter.values.guard(source, Identity(function), f"{source.name} was called")
@@ -55,10 +129,23 @@ def _scripted(interpreter: TracingInterpreter, function: Any, args: Arguments, k
             f"the scripted function {function.name} prints, warns or sets an attribute",
             "call it outside of the compiled function",
         )
+    return graph
+
+
+def _is_plain(function: Any) -> bool:
+    """Whether a call of a function means its operators and nothing else: TorchScript casts by itself under autocast."""
+    return script_graphs.has_plain_results(function.schema) and not private_state.is_any_autocast_on()
+
+
+def _needs_torchscript(function: Any) -> Break:
+    return Break(f"the scripted function {function.name} needs TorchScript itself", "call it outside of the function")
+
+
+def _native(interpreter: TracingInterpreter, traced: _Traced, args: Arguments, kwargs: Keywords) -> Any:
     try:
-        return interpreter.native(_Traced(function), args, kwargs)
-    except RuntimeError as error:
-        if not any(text in str(error) for text in _OF_DATA):
+        return interpreter.native(traced, args, kwargs)
+    except (RuntimeError, script_graphs.DataNeededError) as error:
+        if isinstance(error, RuntimeError) and not any(text in str(error) for text in _OF_DATA):
             raise
-        reason = f"the scripted function {function.name} needs the values of a tensor"
+        reason = f"the scripted function {traced.function.name} needs the values of a tensor"
         raise Break(reason, "keep the values in tensors, or call it outside of the compiled function") from error

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable, Iterator
-from typing import Any
+from typing import Any, NamedTuple
 
 import pytest
 import torch
 
 import dovetail
 from dovetail.errors import GraphBreakError
-from tests.differential import check_calls, leaf, same
+from tests.differential import check_calls, compare_modules, leaf, randn, same
 
 
 @pytest.fixture(autouse=True)
@@ -188,3 +188,140 @@ def test_errors_are_the_programs() -> None:
 def test_writes_in_place() -> None:
     scripted = torch.jit.script(writing)
     check_calls(lambda x: scripted(x) + x, [(torch.ones(2),), (torch.ones(3),)], fullgraph=True)
+
+
+# --- graphs that are read ---------------------------------------------------------------------------------------------
+
+
+class Scripted(torch.nn.Module):
+    """A module with a parameter, a buffer, a number and a submodule, each used by its scripted method."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = torch.nn.Parameter(torch.tensor([1.0, 2.0, 3.0]))
+        self.register_buffer("shift", torch.tensor([0.5, 0.25, 0.125]))
+        self.linear = torch.nn.Linear(3, 3)
+        self.scale = 2
+
+    def forward(self, x: torch.Tensor, count: int = 2) -> torch.Tensor:
+        if count > 1:
+            x = x * 2
+        for step in range(count):
+            x = x + step
+        size = x.shape[:-1] + [3, 1]
+        return self.linear(x * self.weight + self.shift).reshape(size).squeeze(-1) * self.scale
+
+
+class Around(torch.nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.inner = torch.jit.script(Scripted())
+        self.last = torch.nn.Linear(3, 1)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.last(self.inner(x).tanh())
+
+
+def sized(x: torch.Tensor, count: int, dim: int = 0) -> torch.Tensor:
+    shape = list(x.shape)
+    shape[dim] = count
+    made = torch.zeros(shape, dtype=x.dtype, device=x.device)
+    return torch.cat(
+        [made, torch.einsum("ij,kj->ik", [x, x[:, :1].expand(x.shape[0], x.shape[1])]).sum(1, keepdim=True) * x], dim
+    )
+
+
+def test_methods_of_scripted_modules_are_captured() -> None:
+    model, twin = Around(), Around()
+    compiled = dovetail.compile(twin, backend="aten", fullgraph=True)
+    for count in (4, 5, 7):
+        x = randn(count, 3)
+        for net in (model, compiled):
+            net(x).square().mean().backward()
+        compare_modules(model, twin, f"{count} rows")
+
+
+def test_a_scripted_module_trains_as_a_whole_step_of_all_sizes() -> None:
+    def losses(compiled: bool) -> list[torch.Tensor]:
+        model = Around()
+        optimizer = torch.optim.Adam(model.parameters())
+
+        def step(x: torch.Tensor) -> torch.Tensor:
+            optimizer.zero_grad()
+            x = x.detach().requires_grad_()
+            energies = model(x)
+            (slope,) = torch.autograd.grad(energies.sum(), x, create_graph=True)
+            loss = energies.square().mean() + slope.square().mean()
+            loss.backward()
+            optimizer.step()
+            return loss.detach()
+
+        call = dovetail.compile(step, backend="aten", fullgraph=True) if compiled else step
+        found = [call(randn(n, 3)) for n in (4, 5, 6, 7, 8)]
+        if compiled:
+            assert dovetail.events_of(call).count("capture") <= 3
+        return found
+
+    torch.testing.assert_close(losses(True), losses(False))
+
+
+def test_sizes_stay_symbolic() -> None:
+    scripted = torch.jit.script(sized)
+    check_calls(
+        lambda x, n: scripted(x, n), [(leaf(n, 3), n + 1) for n in (4, 5, 6, 7)], entries=2, fullgraph=True, exact=False
+    )
+
+
+def test_a_number_of_a_scripted_module_is_guarded() -> None:
+    model = torch.jit.script(Scripted())
+    compiled = dovetail.compile(lambda x: model(x), backend="aten", fullgraph=True)
+    x = randn(2, 3)
+    for scale in (2, 5, 2):
+        model.scale = scale
+        same(model(x).detach(), compiled(x).detach())
+
+
+def test_lists_are_copied_at_the_call() -> None:
+    scripted = torch.jit.script(_appending)
+
+    def function(x: torch.Tensor) -> tuple[torch.Tensor, int]:
+        given = [x, x * 2]
+        return scripted(given), len(given)
+
+    check_calls(function, [(leaf(2),), (leaf(3),)], fullgraph=True)
+
+
+def _appending(given: list[torch.Tensor]) -> torch.Tensor:
+    given.append(given[0].sin())
+    return torch.stack(given).to(torch.float64)
+
+
+class Pair(NamedTuple):
+    """What a scripted function returns by name."""
+
+    first: torch.Tensor
+    second: torch.Tensor
+
+
+def paired(x: torch.Tensor) -> Pair:
+    return Pair(x.sin(), x.cos())
+
+
+def test_named_results() -> None:
+    scripted = torch.jit.script(paired)
+    check_calls(lambda x: scripted(x).second * 2, [(leaf(2),), (leaf(3),)])
+
+
+def test_autocast() -> None:
+    scripted = torch.jit.script(_product)
+
+    def function(x: torch.Tensor) -> torch.Tensor:
+        with torch.autocast("cpu", dtype=torch.bfloat16):
+            return scripted(x) + 1
+
+    check_calls(function, [(leaf(2, 2),), (leaf(3, 3),)])
+
+
+def _product(x: torch.Tensor) -> torch.Tensor:
+    return x @ x
