@@ -46,7 +46,7 @@ _MODULE_TABLES = frozenset(map(Key, ("_parameters", "_buffers", "_modules")))
 #: Filling a tensor of float32 with more is an error in eager, also where nobody reads the tensor.
 LARGEST_FLOAT: float = torch.finfo(torch.float32).max
 
-_FUNCTION_SLOTS = frozenset({"__code__", "__defaults__", "__kwdefaults__", "__closure__", "__globals__", "__dict__"})
+_FUNCTION_SLOTS = {"__code__", "__defaults__", "__kwdefaults__", "__closure__", "__globals__", "__dict__", "__name__"}
 _METHOD_SLOTS = frozenset({"__func__", "__self__"})
 _GONE = object()
 

@@ -8,7 +8,6 @@ that is surely a ``dict``.
 
 from __future__ import annotations
 
-import abc
 import collections
 from collections.abc import Iterable
 from typing import Any
@@ -17,7 +16,7 @@ import torch
 
 from dovetail.guards.guard import Guard
 from dovetail.guards.predicate import Equals, Identity, Relation, TypeIs
-from dovetail.guards.reading import class_dict, class_order, overrides_dict, returns_itself
+from dovetail.guards.reading import class_dict, class_order, metaclasses, overrides_dict, returns_itself
 from dovetail.guards.source import AttributeSource, InstanceDictSource, PinnedSource, Source
 
 #: Types of class attributes that are given as they are when they are read on the class.
@@ -114,7 +113,7 @@ class Tree:
     def holder(self, owner: type, source: AttributeSource) -> type | None:
         """The class in whose own dictionary an attribute of a class stands, where reading it comes to nothing else."""
         name = source.attribute
-        if type(owner) is not type and (type(owner) is not abc.ABCMeta or hasattr(abc.ABCMeta, name)):
+        if any(name in class_dict(kind) for kind in metaclasses(owner)):
             return None
         found = next((kind for kind in class_order(owner) if name in class_dict(kind)), None)
         return found if found is not None and self._accepts_only_plain(source, class_dict(found)[name]) else None
