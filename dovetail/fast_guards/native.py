@@ -164,6 +164,7 @@ class NativeWriter:
             return table.item(dict, name, found), found
         if kind is types.ModuleType and name in instance_dict(value):
             table = instance_dict(value)
+            step.has_type(kind)
             return step.own_dict(table).item(dict, name, table[name]), table[name]
         slot = class_dict(kind).get(name)
         if type(slot) is not types.MemberDescriptorType or not is_heap_type(kind):

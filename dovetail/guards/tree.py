@@ -80,21 +80,23 @@ class Tree:
 
     def known_type(self, source: Source) -> type | None:
         """The type that a value is sure to have once its own guards have passed."""
-        if isinstance(source, PinnedSource):
-            return type(source.pinned.value)
         for guard in self._guards_of(source):
             if isinstance(guard.predicate, TypeIs):
                 return guard.predicate.cls
-            if isinstance(guard.predicate, Identity):
-                return type(guard.predicate.read())
-        return None
+        value = self.known_object(source)
+        return None if value is None else type(value)
+
+    def known_object(self, source: Source) -> Any:
+        """The object that a source is sure to give once its guards have passed, or None."""
+        if isinstance(source, PinnedSource):
+            return source.pinned.value
+        held = (guard.predicate.read() for guard in self._guards_of(source) if isinstance(guard.predicate, Identity))
+        return next(held, None)
 
     def known_class(self, source: Source) -> type | None:
-        """The class that a source is sure to give once its guards have passed."""
-        if isinstance(source, PinnedSource):
-            return source.pinned.value if isinstance(source.pinned.value, type) else None
-        held = (guard.predicate.read() for guard in self._guards_of(source) if isinstance(guard.predicate, Identity))
-        return next((value for value in held if isinstance(value, type)), None)
+        """The same where it is a class."""
+        value = self.known_object(source)
+        return value if isinstance(value, type) else None
 
     def is_object_dict(self, source: Source) -> bool:
         """Whether a source is the ``__dict__`` of an object that is no class."""

@@ -139,8 +139,8 @@ def test_what_changes_is_seen(change: str, taken: list[NativeWriter]) -> None:
         assert torch.equal(compiled(x), p.run(x))
 
 
-def of_metaclass() -> types.SimpleNamespace:
-    """A function that reads attributes of classes that have a metaclass, and the name of a function."""
+def other_program() -> types.SimpleNamespace:
+    """A function that reads attributes of classes that have a metaclass and of a module, and the name of a function."""
 
     class Above(type):
         pass
@@ -165,8 +165,14 @@ def of_metaclass() -> types.SimpleNamespace:
     class Derived(Base):
         own: Any = 3.0
 
+    class OtherModule(types.ModuleType):
+        amount: Any = property(lambda module: 6.0)
+
+    module: Any = types.ModuleType("module")
+    module.inner, module.inner.amount = types.ModuleType("inner"), 2.0
+
     def helper(x: torch.Tensor) -> torch.Tensor:
-        return x + 1
+        return x + module.inner.amount
 
     def function(x: torch.Tensor) -> torch.Tensor:
         x = helper(x) * Derived.own + Derived.other + Base.other * Derived.table["a"]
@@ -177,7 +183,7 @@ def of_metaclass() -> types.SimpleNamespace:
     )
 
 
-METACLASS_CHANGES: dict[str, Callable[[Any], None]] = {
+OTHER_CHANGES: dict[str, Callable[[Any], None]] = {
     "nothing": lambda p: None,
     "property of the metaclass": lambda p: setattr(p.Meta, "own", property(lambda cls: 5.0)),
     "property of the metaclass for an inherited one": lambda p: setattr(p.Meta, "other", property(lambda cls: 5.0)),
@@ -196,20 +202,24 @@ METACLASS_CHANGES: dict[str, Callable[[Any], None]] = {
     "in front of the base's": lambda p: setattr(p.Derived, "other", 7.0),
     "item of a table": lambda p: p.Base.table.__setitem__("a", 7.0),
     "name of a function": lambda p: setattr(p.helper, "__name__", "other name"),
+    "attribute of a module": lambda p: setattr(p.module.inner, "amount", 7.0),
+    "another module": lambda p: setattr(p.module, "inner", types.SimpleNamespace(amount=7.0)),
+    "class of a module": lambda p: setattr(p.module.inner, "__class__", p.OtherModule),
 }
 
 
-@pytest.mark.parametrize("change", METACLASS_CHANGES)
+@pytest.mark.filterwarnings("ignore:.*runs eagerly")
+@pytest.mark.parametrize("change", OTHER_CHANGES)
 @pytest.mark.parametrize("remembers", [True, False])
-def test_what_changes_in_a_metaclass_is_seen(
+def test_what_changes_in_classes_and_modules_is_seen(
     change: str, remembers: bool, taken: list[NativeWriter], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Also by the full check: it is the one that decides where nothing is remembered."""
     monkeypatch.setattr(Recorder, "is_worth_it", lambda self: True)
     if not remembers:
         monkeypatch.setattr(checker, "ACCELERATORS", [])
-    p = of_metaclass()
-    compiled: Any = dovetail.compile(p.run, backend="aten", fullgraph=True)
+    p = other_program()
+    compiled: Any = dovetail.compile(p.run, backend="aten")
     x = torch.arange(3.0)
     for _ in range(6):
         assert torch.equal(compiled(x), p.run(x))
@@ -218,7 +228,7 @@ def test_what_changes_in_a_metaclass_is_seen(
     owners = [getattr(value, "__self__", None) for value in entry.checker.check.__globals__.values()]
     slowly = {owner.attribute for owner in owners if isinstance(owner, AttributeSource)}
     assert slowly <= {"scale"}, "read by a function in Python, which only a static method has to be"
-    METACLASS_CHANGES[change](p)
+    OTHER_CHANGES[change](p)
     for _ in range(6):
         assert torch.equal(compiled(x), p.run(x))
 
