@@ -187,6 +187,10 @@ def _extract(
         if node in wanted and node not in copies:
             if node.op == "placeholder":
                 raise AssertionError(f"{node.name} is needed and is not among the inputs")
-            copies[node] = graph.node_copy(node, copies.__getitem__)
+            # Not by node_copy: its search of all arguments for raw symbols takes as long again.
+            made = copies[node] = graph.create_node(node.op, node.target, name=node.name, type_expr=node.type)
+            made.args, made.meta = torch.fx.map_arg(node.args, copies.__getitem__), dict(node.meta)
+            if node.kwargs:
+                made.kwargs = torch.fx.map_arg(node.kwargs, copies.__getitem__)
     graph.output([None if node is None else copies[node] for node in outputs])  # type: ignore[arg-type]
     return private_tracing.lazy_graph_module(joint.graph_module, graph)

@@ -18,12 +18,12 @@ from dovetail.fast_guards.remembered import has_plain_dict
 from dovetail.guards.container_predicate import DictKeys, HasNoKey, Length
 from dovetail.guards.guard import Guard
 from dovetail.guards.predicate import SINGLETON_TYPES, Equals, Identity, Predicate, Relation, TypeIs
-from dovetail.guards.reading import FETCH_ERRORS, class_dict, class_order, instance_dict, is_heap_type
+from dovetail.guards.reading import FETCH_ERRORS, class_dict, class_order, instance_dict, is_heap_type, metaclasses
 from dovetail.guards.source import AttributeSource, CellSource, InstanceDictSource, ItemSource, Source
 from dovetail.guards.tree import Group, Node, Tree
 from dovetail.torch_private import guard_managers as private_guard_managers
 
-_FUNCTION_SLOTS = frozenset({"__code__", "__defaults__", "__kwdefaults__", "__closure__"})
+_FUNCTION_SLOTS = frozenset({"__code__", "__defaults__", "__kwdefaults__", "__closure__", "__name__"})
 _BUILTIN_KEYS = frozenset({str, int, bytes, bool, type(None)})
 _BUILTIN_CONSTANTS = frozenset({str, int, bytes})
 _CONTAINERS = (dict, list, tuple)
@@ -158,13 +158,13 @@ class NativeWriter:
             # Since Python 3.12 a static type's dictionary is not where the C++ guards look for it.
             if holder is None or not all(map(is_heap_type, order[: order.index(holder) + 1])):
                 return None
-            if holder is not value:
-                self._inherits(value, holder, name)
+            self._reads_as_own(value, order[: order.index(holder)], name)
             found = class_dict(holder)[name]
             table = self._guards.at(holder).class_dict(class_dict(holder))
             return table.item(dict, name, found), found
         if kind is types.ModuleType and name in instance_dict(value):
             table = instance_dict(value)
+            step.has_type(kind)
             return step.own_dict(table).item(dict, name, table[name]), table[name]
         slot = class_dict(kind).get(name)
         if type(slot) is not types.MemberDescriptorType or not is_heap_type(kind):
@@ -176,15 +176,17 @@ class NativeWriter:
         found = slot.__get__(value)
         return step.attribute(name, found), found
 
-    def _inherits(self, owner: type, holder: type, name: str) -> None:
-        """Ask that an attribute of a class is still the one of that base."""
-        if ("inherits", owner, name) in self._asked:
-            return
-        self._asked.add(("inherits", owner, name))
-        order = class_order(owner)
-        self._guards.at(owner).class_order(order).is_object(order)
-        for nearer in order[: order.index(holder)]:
-            self._guards.at(nearer).class_dict(class_dict(nearer)).lacks(name)
+    def _reads_as_own(self, owner: type, nearer: Sequence[type], name: str) -> None:
+        """Ask that nothing comes before an attribute of a class: in no metaclass, and in no base that is nearer than its own."""
+        above = [kind for kind in metaclasses(owner) if is_heap_type(kind)]
+        if above:
+            self._guards.at(owner).has_type(type(owner))
+        for one, first in (owner, nearer), (type(owner), above):
+            if first and ("lacks", one, name) not in self._asked:
+                self._asked.add(("lacks", one, name))
+                self._guards.at(one).class_order(class_order(one)).is_object(class_order(one))
+                for kind in first:
+                    self._guards.at(kind).class_dict(class_dict(kind)).lacks(name)
 
     def _is_sure(self, source: Source, kind: type) -> bool:
         """Whether a value is of the type that it has now whenever its own guards hold, which are asked first."""

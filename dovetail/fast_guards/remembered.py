@@ -46,6 +46,7 @@ from dovetail.guards.reading import (
     instance_dict,
     is_heap_type,
     is_mutable_type,
+    metaclasses,
     read_item,
 )
 from dovetail.guards.source import AttributeSource, InstanceDictSource, ItemSource, PinnedSource
@@ -183,7 +184,11 @@ class Recorder:
                 if self._tree.class_of_table(source) is not None:
                     self._watch(child, own)
                     self.values[child] = class_dict(value)
-                elif isinstance(source, AttributeSource) and self._tree.holder(value, source) is value:
+                elif (
+                    isinstance(source, AttributeSource)
+                    and not metaclasses(value)  # they are not watched
+                    and self._tree.holder(value, source) is value
+                ):
                     found = own[source.attribute]
                     if _is_fixed(child):
                         self._entry(child, found)

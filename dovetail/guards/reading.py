@@ -281,6 +281,11 @@ def is_mutable_type(kind: type) -> bool:
     return is_heap_type(kind) and not issubclass(kind, type)
 
 
+def metaclasses(owner: type) -> list[type]:
+    """The classes where an attribute of a class may be found first: its metaclass, and bases of that, if it is not ``type``."""
+    return [kind for kind in class_order(type(owner)) if kind not in (type, object)]
+
+
 def overrides_dict(kind: type) -> bool:
     """Whether a class or one of its bases has a ``__dict__`` of the program's making, such as a property."""
     found = (class_dict(owner).get("__dict__") for owner in class_order(kind))

@@ -46,7 +46,7 @@ _MODULE_TABLES = frozenset(map(Key, ("_parameters", "_buffers", "_modules")))
 #: Filling a tensor of float32 with more is an error in eager, also where nobody reads the tensor.
 LARGEST_FLOAT: float = torch.finfo(torch.float32).max
 
-_FUNCTION_SLOTS = frozenset({"__code__", "__defaults__", "__kwdefaults__", "__closure__", "__globals__", "__dict__"})
+_FUNCTION_SLOTS = {"__code__", "__defaults__", "__kwdefaults__", "__closure__", "__globals__", "__dict__", "__name__"}
 _METHOD_SLOTS = frozenset({"__func__", "__self__"})
 _GONE = object()
 
@@ -237,10 +237,10 @@ class AttributeSource(Step):
         found = writer.class_attribute(self, base)
         if found is not None:
             return found
-        if kind is types.ModuleType and isinstance(self.base, PinnedSource):
-            table = instance_dict(self.base.pinned.value)
-            if self.attribute in table:
-                return f"{writer.constant(table, 'module_')}[{self.attribute!r}]"
+        module = writer.tree.known_object(self.base)
+        if type(module) is types.ModuleType and self.attribute in instance_dict(module):
+            writer.require(f"type({base}) is {writer.constant(types.ModuleType, 'type_')}")
+            return f"{writer.constant(instance_dict(module), 'module_')}[{self.attribute!r}]"
         own = writer.tree.class_of_table(self)
         return writer.class_table(own) if own is not None else super().expression(writer, base)
 

@@ -8,7 +8,6 @@ that is surely a ``dict``.
 
 from __future__ import annotations
 
-import abc
 import collections
 from collections.abc import Iterable
 from typing import Any
@@ -17,7 +16,7 @@ import torch
 
 from dovetail.guards.guard import Guard
 from dovetail.guards.predicate import Equals, Identity, Relation, TypeIs
-from dovetail.guards.reading import class_dict, class_order, overrides_dict, returns_itself
+from dovetail.guards.reading import class_dict, class_order, metaclasses, overrides_dict, returns_itself
 from dovetail.guards.source import AttributeSource, InstanceDictSource, PinnedSource, Source
 
 #: Types of class attributes that are given as they are when they are read on the class.
@@ -81,21 +80,23 @@ class Tree:
 
     def known_type(self, source: Source) -> type | None:
         """The type that a value is sure to have once its own guards have passed."""
-        if isinstance(source, PinnedSource):
-            return type(source.pinned.value)
         for guard in self._guards_of(source):
             if isinstance(guard.predicate, TypeIs):
                 return guard.predicate.cls
-            if isinstance(guard.predicate, Identity):
-                return type(guard.predicate.read())
-        return None
+        value = self.known_object(source)
+        return None if value is None else type(value)
+
+    def known_object(self, source: Source) -> Any:
+        """The object that a source is sure to give once its guards have passed, or None."""
+        if isinstance(source, PinnedSource):
+            return source.pinned.value
+        held = (guard.predicate.read() for guard in self._guards_of(source) if isinstance(guard.predicate, Identity))
+        return next(held, None)
 
     def known_class(self, source: Source) -> type | None:
-        """The class that a source is sure to give once its guards have passed."""
-        if isinstance(source, PinnedSource):
-            return source.pinned.value if isinstance(source.pinned.value, type) else None
-        held = (guard.predicate.read() for guard in self._guards_of(source) if isinstance(guard.predicate, Identity))
-        return next((value for value in held if isinstance(value, type)), None)
+        """The same where it is a class."""
+        value = self.known_object(source)
+        return value if isinstance(value, type) else None
 
     def is_object_dict(self, source: Source) -> bool:
         """Whether a source is the ``__dict__`` of an object that is no class."""
@@ -114,7 +115,7 @@ class Tree:
     def holder(self, owner: type, source: AttributeSource) -> type | None:
         """The class in whose own dictionary an attribute of a class stands, where reading it comes to nothing else."""
         name = source.attribute
-        if type(owner) is not type and (type(owner) is not abc.ABCMeta or hasattr(abc.ABCMeta, name)):
+        if any(name in class_dict(kind) for kind in metaclasses(owner)):
             return None
         found = next((kind for kind in class_order(owner) if name in class_dict(kind)), None)
         return found if found is not None and self._accepts_only_plain(source, class_dict(found)[name]) else None

@@ -5,7 +5,7 @@ from __future__ import annotations
 import types
 from typing import TYPE_CHECKING, Any
 
-from dovetail.guards.reading import class_dict, class_order
+from dovetail.guards.reading import class_dict, class_order, metaclasses
 
 if TYPE_CHECKING:
     from dovetail.guards.source import AttributeSource
@@ -47,14 +47,12 @@ class Writer:
 
     def class_table(self, owner: type) -> str:
         """The name of a live view on a class's own dictionary."""
-        if owner not in self._class_tables:
-            self._class_tables[owner] = class_dict(owner)
-        return self.constant(self._class_tables[owner], "class_")
+        return self.constant(self._class_tables.setdefault(owner, class_dict(owner)), "class_")
 
     def class_attribute(self, source: AttributeSource, base: str) -> str | None:
         """The expression for an attribute that stands in a class's own dictionary: one of the class, or a slot of an instance.
 
-        ``read_attribute`` takes 1 us for either. Where a class has the metaclass ``type``, nothing can come before its own
+        ``read_attribute`` takes 1 us for either. The name is in no metaclass, so that nothing comes before the class's own
         dictionary; and the guards of the attribute itself are to refuse a value that would be bound or run code.
         """
         owner = self.tree.known_class(source.base)
@@ -71,12 +69,15 @@ class Writer:
         return f"{self.constant(slot.__get__, 'read_slot_')}({base})"
 
     def _inherited(self, owner: type, holder: type, name: str) -> str:
-        """The expression for an attribute of a class that stands in the dictionary of one of its bases."""
-        if owner is not holder and (owner, name) not in self._checked:
-            self._checked.add((owner, name))
-            order = class_order(owner)
-            read_order, constant = self.constant(class_order, "read_order_"), self.constant(order, "order_")
-            self.require(f"{read_order}({self.constant(owner, 'class_')}) is {constant}")
-            for nearer in order[: order.index(holder)]:
-                self.require(f"{name!r} not in {self.class_table(nearer)}")
+        """The expression for an attribute of a class that stands in its dictionary, or that of one of its bases."""
+        order, above = class_order(owner), metaclasses(owner)
+        if above:
+            self.require(f"type({self.constant(owner, 'class_')}) is {self.constant(type(owner), 'class_')}")
+        for one, first in (owner, order[: order.index(holder)]), (type(owner), above):
+            if first and (one, name) not in self._checked:
+                self._checked.add((one, name))
+                read, constant = self.constant(class_order, "read_order_"), self.constant(class_order(one), "order_")
+                self.require(f"{read}({self.constant(one, 'class_')}) is {constant}")
+                for kind in first:
+                    self.require(f"{name!r} not in {self.class_table(kind)}")
         return f"{self.class_table(holder)}[{name!r}]"

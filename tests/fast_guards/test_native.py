@@ -14,6 +14,9 @@ import torch
 import dovetail
 from dovetail.fast_guards import generator
 from dovetail.fast_guards.native import NativeWriter
+from dovetail.fast_guards.remembered import Recorder
+from dovetail.guards import checker
+from dovetail.guards.source import AttributeSource
 from dovetail.reports.explanation import compiled_function
 from dovetail.torch_private import guard_managers as private_guard_managers
 from dovetail.torch_private.state import torch_function_switches
@@ -132,6 +135,100 @@ def test_what_changes_is_seen(change: str, taken: list[NativeWriter]) -> None:
     assert taken and taken[-1].count >= 3
     assert taken[-1].make_check()(), "a guard that C++ cannot ask leaves all of them to Python"
     CHANGES[change](p)
+    for _ in range(6):
+        assert torch.equal(compiled(x), p.run(x))
+
+
+def other_program() -> types.SimpleNamespace:
+    """A function that reads attributes of classes that have a metaclass and of a module, and the name of a function."""
+
+    class Above(type):
+        pass
+
+    class Beside(type):
+        other: Any = property(lambda cls: 8.0)
+
+    class Meta(Above):
+        pass
+
+    class Later(Meta):
+        own: Any = property(lambda cls: 9.0)
+
+    class Base(metaclass=Meta):
+        other: Any = 2.0
+        table: Any = {"a": 1.0, "b": 2.0}  # noqa: RUF012
+
+        @staticmethod
+        def scale(x: torch.Tensor) -> torch.Tensor:
+            return x * 3
+
+    class Derived(Base):
+        own: Any = 3.0
+
+    class OtherModule(types.ModuleType):
+        amount: Any = property(lambda module: 6.0)
+
+    module: Any = types.ModuleType("module")
+    module.inner, module.inner.amount = types.ModuleType("inner"), 2.0
+
+    def helper(x: torch.Tensor) -> torch.Tensor:
+        return x + module.inner.amount
+
+    def function(x: torch.Tensor) -> torch.Tensor:
+        x = helper(x) * Derived.own + Derived.other + Base.other * Derived.table["a"]
+        return Derived.scale(x) * len(helper.__name__)
+
+    return types.SimpleNamespace(
+        **{name: value for name, value in locals().items() if name != "function"}, run=function
+    )
+
+
+OTHER_CHANGES: dict[str, Callable[[Any], None]] = {
+    "nothing": lambda p: None,
+    "property of the metaclass": lambda p: setattr(p.Meta, "own", property(lambda cls: 5.0)),
+    "property of the metaclass for an inherited one": lambda p: setattr(p.Meta, "other", property(lambda cls: 5.0)),
+    "property of a base of the metaclass": lambda p: setattr(p.Above, "own", property(lambda cls: 5.0)),
+    "property of the metaclass in place of a table": lambda p: setattr(
+        p.Meta, "table", property(lambda cls: {"a": 7.0})
+    ),
+    "property of the metaclass in place of a function": lambda p: setattr(
+        p.Meta, "scale", property(lambda cls: torch.neg)
+    ),
+    "plain attribute of the metaclass": lambda p: setattr(p.Meta, "own", 5.0),
+    "another metaclass": lambda p: setattr(p.Derived, "__class__", p.Later),
+    "another base of the metaclass": lambda p: setattr(p.Meta, "__bases__", (p.Beside, p.Above)),
+    "the class's own": lambda p: setattr(p.Derived, "own", 7.0),
+    "the base's": lambda p: setattr(p.Base, "other", 7.0),
+    "in front of the base's": lambda p: setattr(p.Derived, "other", 7.0),
+    "item of a table": lambda p: p.Base.table.__setitem__("a", 7.0),
+    "name of a function": lambda p: setattr(p.helper, "__name__", "other name"),
+    "attribute of a module": lambda p: setattr(p.module.inner, "amount", 7.0),
+    "another module": lambda p: setattr(p.module, "inner", types.SimpleNamespace(amount=7.0)),
+    "class of a module": lambda p: setattr(p.module.inner, "__class__", p.OtherModule),
+}
+
+
+@pytest.mark.filterwarnings("ignore:.*runs eagerly")
+@pytest.mark.parametrize("change", OTHER_CHANGES)
+@pytest.mark.parametrize("remembers", [True, False])
+def test_what_changes_in_classes_and_modules_is_seen(
+    change: str, remembers: bool, taken: list[NativeWriter], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also by the full check: it is the one that decides where nothing is remembered."""
+    monkeypatch.setattr(Recorder, "is_worth_it", lambda self: True)
+    if not remembers:
+        monkeypatch.setattr(checker, "ACCELERATORS", [])
+    p = other_program()
+    compiled: Any = dovetail.compile(p.run, backend="aten")
+    x = torch.arange(3.0)
+    for _ in range(6):
+        assert torch.equal(compiled(x), p.run(x))
+    assert bool(taken) is remembers
+    (entry,) = compiled_function(compiled).entries
+    owners = [getattr(value, "__self__", None) for value in entry.checker.check.__globals__.values()]
+    slowly = {owner.attribute for owner in owners if isinstance(owner, AttributeSource)}
+    assert slowly <= {"scale"}, "read by a function in Python, which only a static method has to be"
+    OTHER_CHANGES[change](p)
     for _ in range(6):
         assert torch.equal(compiled(x), p.run(x))
 
