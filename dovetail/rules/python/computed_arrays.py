@@ -30,6 +30,7 @@ from dovetail.runtime.recipe_builder import RecipeBuilder
 from dovetail.torch_private import calls as private_calls
 from dovetail.torch_private import sizes as private_sizes
 from dovetail.torch_private import tracing as private_tracing
+from dovetail.trace import CaptureSettings, Retry
 from dovetail.whole_calls.call import whole_call
 
 _ADVICE = "use torch's functions, or call it outside of the function"
@@ -337,7 +338,10 @@ def _template(interpreter: TracingInterpreter, value: Any, tensors: list[Compute
     kind = type(value)
     if kind is ComputedArray:
         if private_sizes.has_symbols(value.tensor):
-            raise Break("NumPy is given an array of a size that changes", _ADVICE)
+            reason = "NumPy is given an array of a size that changes"
+            if not interpreter.trace.settings.shapes.allowed:
+                raise Break(reason, _ADVICE)
+            raise Retry(reason, change=CaptureSettings.with_fewer_symbols)
         tensors.append(value)
         return _Place(len(tensors) - 1)
     if kind in (list, tuple):

@@ -70,6 +70,17 @@ def test_arrays_that_change_are_inputs_of_the_graph() -> None:
     assert entries_of(compiled) <= 2
 
 
+def test_each_size_has_a_graph_of_its_own() -> None:
+    def program(x: torch.Tensor) -> Any:
+        return torch.from_numpy(np.cumsum(x.numpy(), axis=0)) + x
+
+    compiled = dovetail.compile(program, backend="aten", fullgraph=True)
+    for size in (3, 5, 7, 5):
+        x = torch.randn(size, 2)
+        same(compiled(x), program(x))
+    assert entries_of(compiled) == 3
+
+
 def test_numpy_warns_of_the_numbers_of_the_call() -> None:
     compiled = dovetail.compile(lambda x: np.log(x.numpy()), backend="aten", fullgraph=True)
     for value, count in ((1.0, 0), (-1.0, 1), (2.0, 0)):
