@@ -104,8 +104,8 @@ class FrameRunner(Protocol):
     def operate(self, function: Callable[..., Any], *operands: Any) -> Any:
         """An operator, by its function of the module ``operator``."""
 
-    def compared(self, left: Any, right: Any) -> None:
-        """Two objects were compared by identity, and are not the same."""
+    def compared(self, left: Any, right: Any) -> bool:
+        """Whether two objects that were compared by identity, and are not the same, stand for one."""
 
     def truth(self, value: Any) -> bool:
         """``bool(value)``."""

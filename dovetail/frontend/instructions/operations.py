@@ -75,9 +75,8 @@ def contains_op(interpreter: FrameRunner, frame: Frame, instruction: Instruction
 def is_op(interpreter: FrameRunner, frame: Frame, instruction: Instruction) -> None:
     right = frame.stack.pop()
     left = frame.stack.pop()
-    if left is not right:
-        interpreter.compared(left, right)
-    frame.stack.append((left is right) ^ bool(instruction.arg))
+    is_same = left is right or interpreter.compared(left, right)
+    frame.stack.append(is_same ^ bool(instruction.arg))
 
 
 TABLE |= {

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import operator
 import sys
 import types
 import weakref
@@ -129,8 +130,9 @@ class Interpreter(Names, Attributes, Stores, Operators, Calls, NativeCalls):
     def is_created(self, value: Any) -> bool:
         return self.values.is_created(value)
 
-    def compared(self, left: Any, right: Any) -> None:
+    def compared(self, left: Any, right: Any) -> bool:
         guard_comparison(self.values, left, right)
+        return self.derive(operator.is_, (left, right)) is True
 
     def begin_backward(self) -> None:
         """The forward has ended and is undone: reads of hooks and custom backwards are noted anew."""

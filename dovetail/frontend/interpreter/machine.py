@@ -159,8 +159,8 @@ class Machine(FrameRunner):
     def created(self, value: Any) -> None:
         return
 
-    def compared(self, left: Any, right: Any) -> None:
-        return
+    def compared(self, left: Any, right: Any) -> bool:
+        return False
 
     def close_generator(self, generator: InterpretedGenerator) -> None:
         generator.close()

@@ -26,7 +26,7 @@ from dovetail.frontend.values.leaves import plain_numbers
 from dovetail.guards import ComputedSource, Equals, FloatSource, NumberSource, Source
 from dovetail.torch_private import numbers as private_numbers
 from dovetail.torch_private import sizes as private_sizes
-from dovetail.trace import Trace, can_be_symbolic
+from dovetail.trace import CaptureSettings, Retry, Trace, can_be_symbolic
 
 EXACT_ON_INTEGERS = frozenset(
     {
@@ -146,6 +146,26 @@ _DIVIDING = (operator.floordiv, operator.ifloordiv, operator.mod, operator.imod)
 def _is_zero(number: Any) -> bool:
     """Whether a symbolic integer is zero; a guard holds it to the answer."""
     return type(number) is torch.SymInt and not private_sizes.is_data_number(number) and bool(number == 0)
+
+
+_SMALL = range(-5, 257)
+"""The integers that Python has only one object of."""
+
+
+@number_rule
+def is_the_same(interpreter: TracingInterpreter, function: Any, numbers: Arguments) -> Any:
+    """Whether two numbers are one object, of which at least one changes from call to call."""
+    if function is not operator.is_:
+        return NotImplemented
+    left, right = numbers
+    for kinds in ((int, torch.SymInt), (float, torch.SymFloat)):
+        if type(left) in kinds and type(right) in kinds:
+            if not interpreter.truth(interpreter.operate(operator.eq, left, right)):
+                return False
+            if int in kinds and plain_numbers(left) in _SMALL:
+                return True
+            raise Retry("equal numbers are compared by identity", change=CaptureSettings.with_fewer_symbols)
+    return False
 
 
 @number_rule

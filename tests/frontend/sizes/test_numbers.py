@@ -206,3 +206,19 @@ def test_a_list_of_changing_sizes_is_compiled_twice() -> None:
 
     lists = [[5, 7, 10, 10], [6, 6, 12, 8], [9, 5, 4, 14], [3, 4, 5, 20], [6, 6, 20], [4, 8, 20]]
     check_calls(parts, [(leaf(32, 2), counts) for counts in lists], entries=3)
+
+
+def test_numbers_are_compared_by_identity() -> None:
+    """Python has one object of each small integer."""
+
+    def arguments(x: Any, a: Any, b: Any) -> Any:
+        return x * (2 if a is b else 3), x if a is not b else -x, x + (a is None), x + (b is True)
+
+    for a, b in ((300, 300), (7.5, 7.5)):
+        check_calls(arguments, [(randn(2), *pair) for pair in ((2, 2), (3, 4), (5, 5), (6, 6), (a, b), (a, 7.5))])
+
+    def sizes(x: Any) -> Any:
+        n, m = x.shape
+        return x * (2 if n is m else 3), x + (m is x.shape[1]), [n is item for item in (3, 4, 5)]
+
+    check_calls(sizes, [(randn(*shape),) for shape in ((2, 3), (3, 4), (4, 4), (5, 5), (300, 300))])
