@@ -206,3 +206,34 @@ def test_a_list_of_changing_sizes_is_compiled_twice() -> None:
 
     lists = [[5, 7, 10, 10], [6, 6, 12, 8], [9, 5, 4, 14], [3, 4, 5, 20], [6, 6, 20], [4, 8, 20]]
     check_calls(parts, [(leaf(32, 2), counts) for counts in lists], entries=3)
+
+
+@pytest.mark.parametrize(
+    "split",
+    [
+        lambda x, counts: x.split(counts),
+        lambda x, counts: x.split(tuple(counts)),
+        lambda x, counts: x.split_with_sizes(counts),
+        lambda x, counts: torch.split_with_sizes(x, split_sizes=counts),
+        lambda x, counts: torch.split(x, list(counts)),
+        lambda x, counts: x.split([*tuple(counts)[:1], sum(list(counts)[1:])]),
+    ],
+)
+def test_lists_of_changing_sizes_by_methods_and_as_copies(split: Any) -> None:
+    def parts(x: torch.Tensor, counts: list[int]) -> list[torch.Tensor]:
+        return [part * position for position, part in enumerate(split(x, counts))]
+
+    lists = [[2, 3, 4], [4, 2, 3], [3, 4, 2], [2, 5, 2], [3, 3, 3]]
+    check_calls(parts, [(leaf(9, 2), counts) for counts in lists], entries=2)
+
+
+def test_a_copied_list_is_a_list_of_its_own() -> None:
+    def program(x: torch.Tensor, counts: list[int], kind: type) -> Any:
+        own = kind(counts)
+        if kind is list:
+            own.append(7)
+        return own, own is counts, tuple(counts) is counts, x * len(own)
+
+    for kind in (list, tuple):
+        for given in (list, tuple):
+            check_calls(program, [(leaf(2), given(counts), kind) for counts in ([2, 3], [4, 3], [5, 6], [8, 8, 2])])
