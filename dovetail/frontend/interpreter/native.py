@@ -196,6 +196,8 @@ class NativeCalls(TracingInterpreter):
                     check_shown(self.values, item)
             elif function in _TAKING_INDICES:
                 args = tuple(map(self.as_index, args))
+        if is_tensor_method(function, args):
+            args, kwargs = tuple(map(self._numbers, args)), {key: self._numbers(item) for key, item in kwargs.items()}
         is_torchs = (getattr(function, "__module__", None) or "").startswith("torch")
         handed = self.called_argument if is_torchs else self.native_argument
         return tuple(map(handed, args)), {key: handed(item) for key, item in kwargs.items()}
@@ -213,13 +215,16 @@ class NativeCalls(TracingInterpreter):
             return self.trampoline(value) if writes or value in IMPURE_BUILTINS else value
         return value if isinstance(value, torch.nn.Module) else self.values.for_native(value)
 
-    def called_argument(self, value: Any) -> Any:
-        if type(value) is list and value and type(value[0]) in (int, float):
-            # Numbers that change from call to call stay symbolic: the sizes of a split, say.
+    def _numbers(self, value: Any) -> Any:
+        """An argument of torch's with its numbers: those that change from call to call stay symbolic (the sizes of a split)."""
+        if type(value) in (list, tuple) and value and type(value[0]) in (int, float):
             items = [self.load_item(value, position) for position in range(len(value))]
             if any(map(private_sizes.is_symbolic, items)):
                 self.guard_length(value)
                 return items
+        return value
+
+    def called_argument(self, value: Any) -> Any:
         if isinstance(value, type):
             starters = (class_attribute(value, "__init__")[0], class_attribute(value, "__new__")[0])
             is_python = any(isinstance(item, (types.FunctionType, staticmethod)) for item in starters)

@@ -222,3 +222,34 @@ def test_numbers_are_compared_by_identity() -> None:
         return x * (2 if n is m else 3), x + (m is x.shape[1]), [n is item for item in (3, 4, 5)]
 
     check_calls(sizes, [(randn(*shape),) for shape in ((2, 3), (3, 4), (4, 4), (5, 5), (300, 300))])
+
+
+@pytest.mark.parametrize(
+    "split",
+    [
+        lambda x, counts: x.split(counts),
+        lambda x, counts: x.split(tuple(counts)),
+        lambda x, counts: x.split_with_sizes(counts),
+        lambda x, counts: torch.split_with_sizes(x, split_sizes=counts),
+        lambda x, counts: torch.split(x, list(counts)),
+        lambda x, counts: x.split([*tuple(counts)[:1], sum(list(counts)[1:])]),
+    ],
+)
+def test_lists_of_changing_sizes_by_methods_and_as_copies(split: Any) -> None:
+    def parts(x: torch.Tensor, counts: list[int]) -> list[torch.Tensor]:
+        return [part * position for position, part in enumerate(split(x, counts))]
+
+    lists = [[2, 3, 4], [4, 2, 3], [3, 4, 2], [2, 5, 2], [3, 3, 3]]
+    check_calls(parts, [(leaf(9, 2), counts) for counts in lists], entries=2)
+
+
+def test_a_copied_list_is_a_list_of_its_own() -> None:
+    def program(x: torch.Tensor, counts: list[int], kind: type) -> Any:
+        own = kind(counts)
+        if kind is list:
+            own.append(7)
+        return own, own is counts, tuple(counts) is counts, x * len(own)
+
+    for kind in (list, tuple):
+        for given in (list, tuple):
+            check_calls(program, [(leaf(2), given(counts), kind) for counts in ([2, 3], [4, 3], [5, 6], [8, 8, 2])])

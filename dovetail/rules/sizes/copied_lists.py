@@ -1,0 +1,29 @@
+"""``list(counts)`` and ``tuple(counts)``: a copy of a list of numbers that change from call to call has symbolic numbers in it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from dovetail.frontend.protocol import TracingInterpreter
+from dovetail.frontend.rules import Arguments, Keywords, rule
+from dovetail.torch_private import sizes as private_sizes
+
+
+def _copying(kind: type) -> None:
+    @rule(kind)
+    def handler(interpreter: TracingInterpreter, args: Arguments, kwargs: Keywords) -> Any:
+        if len(args) == 1 and not kwargs and type(args[0]) in (list, tuple):
+            given = args[0]
+            if kind is type(given) is tuple:
+                # It is its own copy.
+                return given
+            if given and all(type(item) in (int, float) for item in given):
+                items = [interpreter.load_item(given, position) for position in range(len(given))]
+                if any(map(private_sizes.is_symbolic, items)):
+                    interpreter.guard_length(given)
+                    return kind(items)
+        return interpreter.make_instance(kind, args, kwargs)
+
+
+_copying(list)
+_copying(tuple)
