@@ -393,16 +393,15 @@ class Trace:
                     places.setdefault(private_sizes.first_expression(size), (node, dim))
         if relation is None or not all(side in places for side in sides):
             raise self._unchecked(expression)
+        count = len(self.graph.nodes)
         arguments = [
             item if dim is None else self.graph.call_function(torch.ops.aten.sym_size.int, (item, dim))
             for item, dim in map(places.__getitem__, sides)
         ]
         condition = self.graph.call_function(relation, tuple(arguments))
-        message = f"{ASSUMPTION}{expression}"
-        asserted = self.graph.call_function(torch.ops.aten._assert_scalar.default, (condition, message))
-        for node in (*arguments, condition, asserted):
-            if isinstance(node, torch.fx.Node):
-                node.meta["phase"] = self.phase
+        self.graph.call_function(torch.ops.aten._assert_scalar.default, (condition, f"{ASSUMPTION}{expression}"))
+        for node in list(self.graph.nodes)[count:]:
+            node.meta["phase"] = self.phase
 
     def bindings(self) -> Bindings:
         """The bindings of this trace: where its symbols are read at a later call."""

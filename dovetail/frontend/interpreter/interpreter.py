@@ -271,6 +271,7 @@ class Interpreter(Names, Attributes, Stores, Operators, Calls, NativeCalls):
     def _check_caught(self, error: BaseException) -> None:
         """Refuse to let the program handle an error that it would not have in eager, or not with this text."""
         is_ordinary = isinstance(error, _ORDINARY_ERRORS) and not private_sizes.is_symbolic(getattr(error, "obj", None))
+        is_ordinary |= str(error).endswith("' object is not iterable") and "'Sym" not in str(error)
         if (
             self.trace.settings.shapes.has_symbols
             and error is not self.trace.findings.raised

@@ -68,12 +68,13 @@ def follows_branches(interpreter: TracingInterpreter) -> bool:
 
 @branch_rule
 def follow(interpreter: TracingInterpreter, condition: Any, jump: Jump | None) -> Any:
-    """The truth of a condition that small tensors decide, with a guard that computes it at each call."""
-    if not follows_branches(interpreter):
-        return NotImplemented
+    """The truth of a condition that small tensors decide, with a guard that computes it at each call.
+
+    A condition of the user's own is followed where nothing that the call was given decides it.
+    """
     values, trace = interpreter.values, interpreter.trace
     end = _node_of(trace, condition)
-    inputs = {item.node: item for item in trace.inputs}
+    inputs = {item.node: item for item in trace.inputs} if follows_branches(interpreter) else {}
     constants = vars(trace.tracer.root)
     order = None if end is None else _order(end, inputs, constants)
     if order is None:
@@ -236,7 +237,7 @@ def _is_pure(node: torch.fx.Node, constants: Mapping[str, Any]) -> bool:
     if isinstance(target, private_operators.OpOverload):
         random = torch.Tag.nondeterministic_seeded in target.tags
         return node.op == "call_function" and target is not WHOLE_CALL and not random and not target._schema.is_mutable
-    return node.op == "call_function" and (target in PYTHON_ONLY or target is real_power)
+    return node.op == "call_function" and (target in PYTHON_ONLY or target in (real_power, operator.getitem))
 
 
 def _is_item_of_list(node: torch.fx.Node) -> bool:
