@@ -189,8 +189,7 @@ def _extract(
                 raise AssertionError(f"{node.name} is needed and is not among the inputs")
             # Not by node_copy: its search of all arguments for raw symbols takes as long again.
             made = copies[node] = graph.create_node(node.op, node.target, name=node.name, type_expr=node.type)
-            made.args, made.meta = torch.fx.map_arg(node.args, copies.__getitem__), dict(node.meta)
-            if node.kwargs:
-                made.kwargs = torch.fx.map_arg(node.kwargs, copies.__getitem__)
+            made.args, made.kwargs = torch.fx.map_arg((node.args, node.kwargs), copies.__getitem__)
+            made.meta = dict(node.meta)
     graph.output([None if node is None else copies[node] for node in outputs])  # type: ignore[arg-type]
     return private_tracing.lazy_graph_module(joint.graph_module, graph)

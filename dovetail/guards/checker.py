@@ -38,11 +38,6 @@ class Checker:
         #: The generated function, to read.
         self.source_code = source_code
 
-    @property
-    def is_dead(self) -> bool:
-        """Whether the check will always say no, because the program has let go of an object that it wants to see."""
-        return self.guards.is_dead
-
     def explain(self, callee: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> list[GuardFailure]:
         """Why ``check`` would say no: one failure per guard that does not hold, the call's shape and state first."""
         frozen = self.guards

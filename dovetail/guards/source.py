@@ -47,7 +47,7 @@ _MODULE_TABLES = frozenset(map(Key, ("_parameters", "_buffers", "_modules")))
 LARGEST_FLOAT: float = torch.finfo(torch.float32).max
 
 _FUNCTION_SLOTS = {"__code__", "__defaults__", "__kwdefaults__", "__closure__", "__globals__", "__dict__", "__name__"}
-_METHOD_SLOTS = frozenset({"__func__", "__self__"})
+_SLOTS: dict[Any, set[str]] = {types.FunctionType: _FUNCTION_SLOTS, types.MethodType: {"__func__", "__self__"}}
 _GONE = object()
 
 
@@ -227,9 +227,7 @@ class AttributeSource(Step):
 
     def expression(self, writer: Writer, base: str) -> str:
         kind = writer.tree.known_type(self.base)
-        if (kind is types.FunctionType and self.attribute in _FUNCTION_SLOTS) or (
-            kind is types.MethodType and self.attribute in _METHOD_SLOTS
-        ):
+        if self.attribute in _SLOTS.get(kind, ()):
             return f"{base}.{self.attribute}"
         owner = writer.tree.known_class(self.base)
         if owner is not None and self.attribute == "__mro__":

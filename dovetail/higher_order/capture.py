@@ -48,6 +48,7 @@ from dovetail.higher_order.graph_replay import gradients_by_operators, is_replay
 from dovetail.higher_order.kept_inputs import NeededInputs
 from dovetail.higher_order.reused_forward_values import EarlierOrder, find_reused
 from dovetail.passes.decompose import IN_GRADIENTS
+from dovetail.passes.unfinished_runs import has_random_result
 from dovetail.quirks.replays import replayed
 from dovetail.runtime.derivatives import refusal
 from dovetail.torch_private import calls as private_calls
@@ -55,7 +56,6 @@ from dovetail.torch_private import sizes as private_sizes
 from dovetail.torch_private import state as private_state
 from dovetail.trace import CaptureSettings, ShapePolicy, Trace, shape_guards
 from dovetail.trace.overrides import requested_gradients
-from dovetail.trace.repeats import draws_random_numbers
 from dovetail.trace.shapes import NUMBER_SUFFIX
 
 _UNREPLAYABLE = "the program cannot be replayed call by call: {}"
@@ -79,7 +79,7 @@ def needed_inputs(joint: JointGraph) -> NeededInputs:
     indices = tuple(
         index for index, node in enumerate(primals) if symbolic or node in reached or IN_GRADIENTS in node.meta
     )
-    draws = [node for node in joint.graph.nodes if _has_random_result(node)]
+    draws = [node for node in joint.graph.nodes if has_random_result(node)]
     devices = {node.meta["val"].device.index for node in draws if getattr(node.meta.get("val"), "is_cuda", False)}
     written = frozenset(mutation.input_index for mutation in joint.spec.mutations)
     varying = tuple(index for index in indices if has_symbolic_sizes([primals[index]]))
@@ -408,16 +408,3 @@ def _replay(trace: Trace, joint: JointGraph, sources: Sequence[torch.Tensor]) ->
     }
     numbers = [_Number(item) if id(item) in carriers else item for item in inputs]
     return replayed(trace, joint.program).run(inputs, numbers)
-
-
-def _has_random_result(node: torch.fx.Node) -> bool:
-    """Whether what a node computes depends on a random generator: attention without dropout does not."""
-    if not draws_random_numbers(node.target):
-        return False
-    target: Any = node.target
-    for position, argument in enumerate(target._schema.arguments):
-        if argument.name == "dropout_p":
-            given = node.args[position] if position < len(node.args) else None
-            probability = node.kwargs.get(argument.name, argument.default_value if given is None else given)
-            return not (isinstance(probability, (int, float)) and probability == 0)
-    return True

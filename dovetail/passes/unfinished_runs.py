@@ -47,7 +47,20 @@ def may_run_again(unit: BackendGraph) -> bool:
 
 def draws_numbers(graph: torch.fx.GraphModule) -> bool:
     """Whether a graph draws random numbers."""
-    return any(draws_random_numbers(node.target) for node in graph.graph.nodes)
+    return any(map(has_random_result, graph.graph.nodes))
+
+
+def has_random_result(node: torch.fx.Node) -> bool:
+    """Whether what a node computes depends on a random generator: attention without dropout does not."""
+    if not draws_random_numbers(node.target):
+        return False
+    target: Any = node.target
+    for position, argument in enumerate(target._schema.arguments):
+        if argument.name == "dropout_p":
+            given = node.args[position] if position < len(node.args) else None
+            probability = node.kwargs.get(argument.name, argument.default_value if given is None else given)
+            return not (isinstance(probability, (int, float)) and probability == 0)
+    return True
 
 
 def finishing(

@@ -29,7 +29,7 @@ from dovetail.runtime.derivatives import DifferentiableBackward, Gradients, part
 from dovetail.runtime.epilogue import Epilogue, change_metadata, is_inside
 from dovetail.runtime.origins import check_unchanged, origins_of
 from dovetail.runtime.output_dependencies import depend_on, prepare_hooks, require_gradient
-from dovetail.runtime.spec import FreshOutput, RuntimeSpec
+from dovetail.runtime.spec import RuntimeSpec
 from dovetail.torch_private import autograd as private_autograd
 from dovetail.torch_private import calls as private_calls
 from dovetail.torch_private import state as private_state
@@ -206,7 +206,9 @@ class DifferentiableGraph:
         # Eager's results have no edge to these, which would keep alive, and visit, the graph that they were computed in.
         self._cut_off = [index for index in unreached if spec.input_requires_grad[index]] if reached else []
         self.dependencies = [
-            (item, _graph_outputs(spec, item.results)) for item in spec.dependencies if is_inside(spec, item)
+            (item, [spec.outputs[position].index for position in item.results])  # type: ignore[union-attr]
+            for item in spec.dependencies
+            if is_inside(spec, item)
         ]
         self.to_edges, self.from_edges = _both_ways(spec.leaf_order)
         # Which outputs are tensors, and which inputs stand for other tensors, is the same at every call.
@@ -398,10 +400,6 @@ class DifferentiableGraph:
                 advice="call backward() outside of the autocast block",
             )
         return self._backward.graph_of(defined)
-
-
-def _graph_outputs(spec: RuntimeSpec, results: Sequence[int]) -> tuple[int, ...]:
-    return tuple(output.index for position in results if isinstance(output := spec.outputs[position], FreshOutput))
 
 
 def _both_ways(order: Sequence[int]) -> tuple[Callable[..., Any], Callable[..., Any]]:

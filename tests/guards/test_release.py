@@ -68,9 +68,9 @@ def test_an_object_that_is_gone_never_matches_again() -> None:
     module = torch.nn.Linear(2, 2)
     gone = weakref.ref(module)
     checker = checker_of((X, Identity(module)))
-    assert hits(checker, module) and not checker.is_dead
+    assert hits(checker, module) and not checker.guards.is_dead
     del module
-    assert gone() is None and checker.is_dead
+    assert gone() is None and checker.guards.is_dead
     assert not hits(checker, torch.nn.Linear(2, 2)) and not hits(checker, None)
 
 

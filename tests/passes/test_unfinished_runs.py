@@ -14,6 +14,7 @@ from torch import Tensor, nn
 import dovetail
 from dovetail.backends import Backend
 from dovetail.errors import BackendError, EagerFallbackWarning
+from dovetail.passes.unfinished_runs import draws_numbers
 
 
 class Broken(RuntimeError):
@@ -87,6 +88,37 @@ def test_random_numbers_are_eagers_whichever_run_fails(first: int) -> None:
             warnings.simplefilter("ignore")
             assert torch.equal(compiled(torch.ones(50)), expected[0])
         assert torch.equal(torch.rand(1), expected[1])
+
+
+def attention(p: float, more: float = 0.0) -> Callable[[Tensor], Tensor]:
+    """Attention with dropout, and dropout by an operator of its own behind it."""
+
+    def program(x: Tensor) -> Tensor:
+        return nn.functional.dropout(nn.functional.scaled_dot_product_attention(x, x, x, dropout_p=p), more) * 2
+
+    return program
+
+
+@pytest.mark.parametrize(("p", "more", "draws"), [(0.0, 0.0, False), (0.5, 0.0, True), (0.0, 0.5, True)])
+@pytest.mark.parametrize("requires_grad", [False, True])
+def test_attention_without_dropout_draws_no_numbers(p: float, more: float, draws: bool, requires_grad: bool) -> None:
+    x = torch.randn(2, 2, 8, 4, requires_grad=requires_grad)
+    assert draws_numbers(dovetail.capture(attention(p, more), (x,)).graph_module) is draws
+
+
+@pytest.mark.parametrize(("p", "more"), [(0.0, 0.0), (0.5, 0.0), (0.0, 0.5)])
+@pytest.mark.parametrize("first", [1, 2])
+def test_attention_is_eagers_whichever_run_fails(p: float, more: float, first: int) -> None:
+    compiled = dovetail.compile(attention(p, more), backend=failing({"forward"}, first))
+    x = torch.randn(2, 2, 8, 4, requires_grad=True)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        for number in range(3):
+            torch.manual_seed(number)
+            expected = attention(p, more)(x), torch.rand(1)
+            torch.manual_seed(number)
+            assert torch.equal(compiled(x), expected[0])
+            assert torch.equal(torch.rand(1), expected[1])
 
 
 def test_an_error_of_the_programs_is_eagers_and_the_backend_stays() -> None:

@@ -84,7 +84,12 @@ def _distinct(others: list[CompiledFunction], own: list[Entry]) -> Iterator[Entr
     seen = {entry.compiled for entry in own}
     for other in others:
         for entry in other.entries:
-            if entry.run is None or entry.resume_point is not None or entry.compiled in seen or entry.checker.is_dead:
+            if (
+                entry.run is None
+                or entry.resume_point is not None
+                or entry.compiled in seen
+                or entry.checker.guards.is_dead
+            ):
                 continue
             seen.add(entry.compiled)
             yield entry
