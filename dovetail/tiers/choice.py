@@ -112,13 +112,17 @@ def _values(joint: JointGraph) -> Iterable[Any]:
     return (node.meta.get("val") for node in joint.graph.nodes if not is_unread(node))
 
 
+def is_kept_on_disk(backend: Backend) -> bool:
+    """Whether another process has the same backend under this name, with a cache on disk."""
+    try:
+        return backend.name in CACHES and lookup_backend(backend.name) == backend
+    except UnknownBackendError:
+        return False
+
+
 def _why_not_elsewhere(joint: JointGraph, backend: Backend) -> str | None:
     """Why another process cannot compile a graph."""
-    try:
-        is_known = lookup_backend(backend.name) == backend
-    except UnknownBackendError:
-        is_known = False
-    if backend.name not in CACHES or not is_known:
+    if not is_kept_on_disk(backend):
         return f"another process cannot compile for the backend {backend.name}"
     for node in joint.graph.nodes:
         is_operator = node.op == "call_function" and isinstance(node.target, private_operators.OpOverload)

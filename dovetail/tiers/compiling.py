@@ -84,6 +84,7 @@ def _compile_in_branches(job: dict[str, Any], said: Callable[[str], None]) -> No
     # What is found out about symbolic sizes in one graph holds for the next one.
     parts = [job] if job["sizes"] is not None else [{**job, "graphs": [data]} for data in job["graphs"]]
     compile_parts = [functools.partial(_compile_graphs, part, _silent) for part in parts]
+    _compile_headers_beside()
     with trusting_compiler():
         errors = side_by_side(compile_parts, lambda count: said(f"{count} of {len(parts)} compiled"))
     for compile_part, error in zip(compile_parts, errors, strict=True):
@@ -91,7 +92,6 @@ def _compile_in_branches(job: dict[str, Any], said: Callable[[str], None]) -> No
             raise error
         if error is not None:
             Branch(functools.partial(_trusting_nobody, compile_part)).wait()
-    _compile_headers_beside()
 
 
 def _trusting_nobody(compile_part: Callable[[], None]) -> None:
@@ -101,7 +101,9 @@ def _trusting_nobody(compile_part: Callable[[], None]) -> None:
 
 @functools.cache
 def _compile_headers_beside() -> None:
-    """Once in the life of this process, and without waiting: it takes longer than the kernels of one graph, and helps many."""
+    """Once in the life of this process, and without waiting: on a core that would be idle (Inductor's Python is on one for each
+    graph) they are there before the kernels of the first graph, each file of which takes half as long with them.
+    """
     Branch(compile_headers, niceness=19).leave()
 
 

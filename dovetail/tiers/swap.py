@@ -58,6 +58,7 @@ from dovetail.tiers.compiling import make_job
 from dovetail.tiers.later import Collector
 from dovetail.tiers.progress import Progress, stage
 from dovetail.tiers.unportable import UnportableError
+from dovetail.tiers.waiting import compile_or_take
 from dovetail.torch_private import autograd as private_autograd
 from dovetail.torch_private import checkpoints as private_checkpoints
 from dovetail.torch_private import state as private_state
@@ -90,7 +91,7 @@ def run_operators_first(lowering: Lowering) -> CompiledGraph | None:
     if reason is not None:
         if tiers.mode == "auto":
             events.note("waits for kernels", reason=reason)
-        return None
+        return compile_or_take(lowering, tiers)
     # The steps leave marks on the nodes of the graph that they are given: what tier 0 saves is not what tier 1 saves.
     unmarked = lowering.joint.with_graph(own_copy(lowering.joint.graph_module, private_tracing.lazy_graph_module))
     settings = dataclasses.replace(lowering.settings, options={})

@@ -25,6 +25,8 @@ from dovetail import cache
 #: So many kernels share one file: reading the headers takes as long as compiling ten kernels, and the files of a graph are
 #: compiled on all cores.
 KERNELS_A_FILE = 16
+#: The compiler needs as long for what calls a kernel from Python as for so many characters of a kernel.
+_COST_OF_BINDING = 20_000
 _INCLUDE = re.compile(r"^[ \t]*#[ \t]*include[ \t]*[<\"][^>\"\n]+[>\"][ \t]*$", re.MULTILINE)
 _DIRECTIVE = re.compile(r"^[ \t]*#[ \t]*(?!pragma\b)", re.MULTILINE)
 _ENTRY = re.compile(r'extern "C"(\s+void\s+kernel\()')
@@ -180,10 +182,21 @@ def _lacks_reduced_doubles() -> bool:
     return "struct VecReduceAllSIMD<float, Op>" in text and "VecReduceAllSIMD<double" not in text
 
 
+def _files_of(kernels: Sequence[tuple[list[str], str]]) -> list[list[tuple[list[str], str]]]:
+    """The kernels in files of about :data:`KERNELS_A_FILE`, in their order, such that the compiler needs as long for each file."""
+    count = -(-len(kernels) // KERNELS_A_FILE)
+    costs = [_COST_OF_BINDING + len(source) for _, source in kernels]
+    groups: list[list[tuple[list[str], str]]] = [[] for _ in range(count)]
+    before = 0
+    for kernel, cost in zip(kernels, costs, strict=True):
+        groups[(2 * before + cost) * count // (2 * sum(costs))].append(kernel)
+        before += cost
+    return [group for group in groups if group]
+
+
 def _compile_together(kernels: Sequence[tuple[list[str], str]], alone: Callable[[Any], Any]) -> list[Any]:
     """The kernels as callables, in files of about :data:`KERNELS_A_FILE`; those that do not compile together, one by one."""
-    count = -(-len(kernels) // KERNELS_A_FILE)
-    groups = [kernels[len(kernels) * part // count : len(kernels) * (part + 1) // count] for part in range(count)]
+    groups = _files_of(kernels)
     modules: list[Any] = []
     # Kernel by kernel, what is missing here is Inductor's own error, or no error.
     with contextlib.suppress(RuntimeError, OSError):

@@ -96,9 +96,11 @@ def test_what_fails_on_trust_is_compiled_again_without(monkeypatch: pytest.Monke
             raise RuntimeError("it never compiles")
 
     monkeypatch.setattr(compiling, "_compile_graphs", compile_graphs)
-    monkeypatch.setattr(compiling, "_compile_headers_beside", lambda: None)
+    monkeypatch.setattr(compiling, "_compile_headers_beside", lambda: said.write_text("headers\n"))
     compiling._compile_in_branches({"graphs": ["good", "bad"], "sizes": None}, lambda text: None)
-    assert sorted(said.read_text().split("\n")) == ["", "bad compiler", "bad nobody", "good compiler"]
+    lines = said.read_text().split("\n")
+    assert sorted(lines) == ["", "bad compiler", "bad nobody", "good compiler", "headers"]
+    assert lines[0] == "headers", "they begin first: the kernels of the first graph come later than half of its Python"
     with pytest.raises(branches.BranchError, match="RuntimeError: it never compiles"):
         compiling._compile_in_branches({"graphs": ["good", "worse"], "sizes": None}, lambda text: None)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -306,3 +307,97 @@ def test_a_model_trains_on_it() -> None:
 
     expected = [item.clone() for item in train(model)]
     same(expected, train(compiled), exact=False)
+
+
+# --- calls that wait for their kernels ----------------------------------------------------------------------------------
+
+
+def waiting(function: Callable[..., Any] = program, **settings: Any) -> Any:
+    """As a new process compiles it."""
+    return dovetail.compile(function, backend="inductor", tiers="wait", **settings)
+
+
+def hits(compiled: Any) -> int:
+    """How often a graph came whole from the cache."""
+    return sum("cache=hit" in str(event) for event in dovetail.events_of(compiled).events)
+
+
+@pytest.mark.parametrize("number", range(len(PROGRAMS)))
+def test_a_call_that_waits_starts_from_what_an_earlier_process_has_kept(number: int) -> None:
+    function, sizes = PROGRAMS[number]
+    expected = gradients(function, leaf(*sizes))
+    first = waiting(function)
+    same(expected, gradients(first, leaf(*sizes)), exact=False)
+    second = waiting(function)
+    with pytest.MonkeyPatch.context() as patch:
+        for name in ("decompose", "split", "lower_forward", "lower_backward"):
+            patch.setattr(sys.modules["dovetail.aot.compile_joint"], name, None)
+        found = gradients(second, leaf(*sizes), only=0)
+    assert (hits(first), hits(second)) == (0, 1)
+    same(gradients(function, leaf(*sizes), only=0), found, exact=False)
+    same(expected, gradients(second, leaf(*sizes)), exact=False)
+
+
+def test_a_call_that_cannot_swap_starts_from_it_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("DOVETAIL_TIERS", "auto")
+    torch.use_deterministic_algorithms(True)
+    try:
+        runs = [waiting(), waiting()]
+        first, second = (gradients(run, leaf(3, 4), only=0) for run in runs)
+    finally:
+        torch.use_deterministic_algorithms(False)
+    same(first, second)
+    assert [hits(run) for run in runs] == [0, 1]
+    other = waiting()
+    gradients(other, leaf(3, 4), only=0)
+    assert hits(other) == 0, "deterministic algorithms are in the key"
+
+
+@pytest.mark.parametrize("settings", [{"memory_budget": 0.5}, {"check_swap": True}])
+def test_a_call_that_waits_for_what_is_not_kept_compiles_it(settings: dict[str, Any]) -> None:
+    for _ in range(2):
+        compiled = waiting(**settings)
+        same(gradients(program, leaf(3, 4)), gradients(compiled, leaf(3, 4)), exact=False)
+        assert hits(compiled) == 0
+
+
+def test_a_whole_step_that_waits_takes_its_code_graph_by_graph() -> None:
+    def train(compiled: bool) -> list[torch.Tensor]:
+        torch.manual_seed(0)
+        model = nn.Linear(4, 2)
+        optimizer = torch.optim.SGD(model.parameters(), 0.1, momentum=0.9)
+
+        def step(x: torch.Tensor) -> torch.Tensor:
+            optimizer.zero_grad()
+            loss = F.gelu(model(x)).square().mean()
+            loss.backward()
+            optimizer.step()
+            return loss.detach()
+
+        run = waiting(step) if compiled else step
+        return [*(run(leaf(3, 4).detach()) for _ in range(4)), *model.parameters()]
+
+    expected = train(False)
+    for _ in range(2):
+        same(expected, train(True), exact=False)
+
+
+def test_a_failure_of_the_cache_is_no_failure_of_a_call_that_waits(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(*args: Any) -> None:
+        raise RuntimeError("nobody has thought of this")
+
+    for name in ("key_of_steps", "take"):
+        with monkeypatch.context() as patch:
+            patch.setattr(kept_steps, name, fail)
+            compiled = waiting()
+            same(gradients(program, leaf(3, 4)), gradients(compiled, leaf(3, 4)), exact=False)
+        assert dovetail.events_of(compiled).count("cache miss")
+
+
+def test_an_error_of_the_backend_is_said_where_a_call_waits(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(*args: Any) -> Any:
+        raise BackendError("no kernels today", advice="wait")
+
+    monkeypatch.setattr(inductor_backend, "_compile", fail)
+    with pytest.warns(EagerFallbackWarning, match="no kernels today"):
+        same(gradients(program, leaf(3, 4)), gradients(waiting(), leaf(3, 4)), exact=False)

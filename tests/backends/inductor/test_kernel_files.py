@@ -21,7 +21,7 @@ from dovetail import cache
 from dovetail.backends.inductor import backend
 from dovetail.backends.inductor.job import Job
 from dovetail.torch_private import inductor_kernels
-from dovetail.torch_private.inductor_kernels import compile_headers, joined, kernels_in_few_files
+from dovetail.torch_private.inductor_kernels import compile_headers, joined, kernels_in_few_files, trusting_compiler
 
 HEADER = "#include <torch/csrc/inductor/cpp_prefix.h>\n"
 TYPES = ["const float*", "float*", "int64_t"]
@@ -60,6 +60,22 @@ def test_kernels_with_equal_names_share_a_file() -> None:
     assert text.count(HEADER) == 1 and 'extern "C"  void' not in text
     assert text.count("static inline float helper") == 2
     assert "namespace dovetail_kernel_1 {" in text and '"kernel_1"' in text
+
+
+@pytest.mark.parametrize(
+    ("lengths", "wanted"),
+    [
+        ([10] * 17, [8, 9]),
+        ([400_000, *[10] * 16], [1, 16]),
+        ([*[10] * 16, 900_000], [16, 1]),
+        ([10] * 16 + [9_000_000] + [10] * 16, [16, 1, 16]),
+        ([10, 20], [2]),
+    ],
+)
+def test_files_take_the_compiler_equally_long(lengths: list[int], wanted: list[int]) -> None:
+    kernels = [([str(number)], "x" * length) for number, length in enumerate(lengths)]
+    groups = inductor_kernels._files_of(kernels)
+    assert [len(group) for group in groups] == wanted and sum(groups, []) == kernels
 
 
 @pytest.mark.parametrize("text", ["#define N 3\n", "#if 1\n#endif\n", 'extern "C" int other();\n'])
@@ -285,27 +301,23 @@ print(json.dumps([x.grad.tolist(), grown.tolist(), kept]))
 
 
 @pytest.mark.slow
-def test_what_all_kernels_need_is_made_ahead(
-    kept: Path,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capfd: pytest.CaptureFixture[str],
-    request: pytest.FixtureRequest,
-) -> None:
-    request.addfinalizer(codecache._precompile_header.cache_clear)
+def test_what_all_kernels_need_is_made_ahead(kept: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(codecache, "_HEADER_DIR", str(tmp_path / "headers"))
     monkeypatch.setattr(codecache, "_HEADER_LOCK_DIR", str(tmp_path / "locks"))
-    codecache._precompile_header.cache_clear()
-    compile_headers().join(300)
-    assert sum(entry.kind == "kernels" for entry in cache.ls()) == 1
-    assert codecache._precompile_header.cache_info().currsize == 1
+    compile_headers()
+    made = list((tmp_path / "headers").rglob("*.gch"))
+    assert len(made) == 1 and not any(entry.kind == "kernels" for entry in cache.ls())
+    commands: list[str] = []
+    compile_one = cpp_builder.run_compile_cmd
+    monkeypatch.setattr(
+        cpp_builder, "run_compile_cmd", lambda command, cwd: (commands.append(command), compile_one(command, cwd))
+    )
     # The flags are those of a graph's kernels: theirs are the same headers.
-    with kernels_in_few_files():
+    with kernels_in_few_files(), trusting_compiler():
         assert results(build(DOUBLED, MORE)) == [[0, 2, 4, 6], [1, 2, 3, 4]]
-    assert codecache._precompile_header.cache_info().hits
-    monkeypatch.setenv("CXX", str(tmp_path / "nothing"))
-    compile_headers().join(300)
-    assert not capfd.readouterr().err
+    (command,) = commands
+    assert str(made[0].with_suffix("")) in command
+    assert list((tmp_path / "headers").rglob("*.gch")) == made
 
 
 @pytest.mark.slow
