@@ -156,20 +156,25 @@ class Bucket:
 
 
 def make_buckets(
-    joint: JointGraph, sites: Iterable[Site], bucket_bytes: int, collective: str = "all_reduce"
+    joint: JointGraph,
+    sites: Iterable[Site],
+    bucket_bytes: int,
+    collective: str = "all_reduce",
+    known: Callable[[Site], int] | None = None,
 ) -> list[Bucket]:
     """Put tensors together, in order: at most ``bucket_bytes`` each (a larger one by itself), of one dtype and device.
 
-    No bucket waits for a tensor that is computed behind the first reader of another one in it.
+    No bucket waits for a tensor that is computed (or ``known``) behind the first reader of another one in it.
     """
     order = places(joint)
     buckets: list[Bucket] = []
     open_buckets: dict[tuple[torch.dtype, torch.device], Bucket] = {}
     for site in sites:
         reader = min(site.readers, key=order.__getitem__)
+        available = order[site.node] if known is None else known(site)
         key = site.value.dtype, site.value.device
         bucket = open_buckets.get(key)
-        if bucket is None or bucket.size + site.size > bucket_bytes or order[bucket.reader] <= order[site.node]:
+        if bucket is None or bucket.size + site.size > bucket_bytes or order[bucket.reader] <= available:
             bucket = open_buckets[key] = Bucket(collective, reader)
             buckets.append(bucket)
         bucket.reader = min(bucket.reader, reader, key=order.__getitem__)

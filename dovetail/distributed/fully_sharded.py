@@ -65,10 +65,13 @@ class Spread:
         """What exchanges make of gradients."""
         return "mean" if self.factors is None else "sum"
 
-    def reduced(self, gradient: torch.Tensor) -> torch.Tensor:
-        """This rank's part of the mean of all ranks' gradients."""
+    def scattered(self, gradient: torch.Tensor) -> torch.Tensor:
+        """This rank's part of the mean of the gradients of the ranks that have other parts."""
         given = filled_up(gradient if self.factors is None else gradient / self.factors[0], self.size)
-        part: torch.Tensor = reshard(given, self.size, self.group, self.reduction)
+        return reshard(given, self.size, self.group, self.reduction)  # type: ignore[no-any-return]
+
+    def reduced(self, part: torch.Tensor) -> torch.Tensor:
+        """The same part of the mean of all ranks' gradients."""
         if self.copies > 1:
             part = average(part, self.copies, self.others, self.reduction)
         part = part if self.factors is None else part / self.factors[1]
@@ -90,7 +93,9 @@ class _Gathered(torch.autograd.Function):
         if spread.padded != spread.rows:
             given = torch.cat([given, given.new_zeros((spread.padded - spread.rows, *given.shape[1:]))])
         whole: torch.Tensor = unshard(given, spread.again, spread.size, spread.group, spread.reduction)
-        return whole[: spread.whole] if spread.whole != whole.shape[0] else whole
+        whole = whole[: spread.whole] if spread.whole != whole.shape[0] else whole
+        _, _, param = _unchanged(number)
+        return _beside_tensor_parallelism(param, whole) if param.is_dtensor else whole
 
     @staticmethod
     def backward(ctx: Any, gradient: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
@@ -98,17 +103,26 @@ class _Gathered(torch.autograd.Function):
         spread, (state, group, param) = ctx.spread, _unchanged(ctx.number)
         kept, reduces = private_fsdp.kept_gradient(param), group.reduce_grads
         _note_backward(state, group, param, reduces)
+        _note_resharding(ctx.number, group.reshard_after_backward)
         if kept is not None:
             gradient = (kept + gradient).to(kept.dtype)
-        if spread.reduce_dtype is not None:
-            gradient = gradient.to(spread.reduce_dtype)
         if not reduces:
+            gradient = gradient if spread.reduce_dtype is None else gradient.to(spread.reduce_dtype)
             # FSDP adds to it in place.
             private_fsdp.keep_gradient(param, gradient.clone(memory_format=torch.contiguous_format))
             return None, None, None
         if kept is not None:
             private_fsdp.keep_gradient(param, None)
-        return spread.reduced(gradient).to(ctx.dtype), None, None
+        if param.is_dtensor:
+            gradient = _own_gradient(param, gradient)
+        if spread.reduce_dtype is not None:
+            gradient = gradient.to(spread.reduce_dtype)
+        part = spread.scattered(gradient)
+        if spread.copies > 1:
+            part = _added_up(group, param, part, group.all_reduce_grads)
+            if not group.all_reduce_grads:
+                return None, None, None
+        return spread.reduced(part).to(ctx.dtype), None, None
 
 
 class _Open:
@@ -123,10 +137,19 @@ class _Open:
         self.entered: list[tuple[int, list[Any]]] = []
         #: The parts that were gathered, the nodes that computed them, and the state, group and parameter that they belong to.
         self.parts: list[tuple[torch.Tensor, torch.fx.Node, Any]] = []
+        #: Of these the ones of parameters without a gradient, for a forward that may have a backward.
+        self.frozen: list[tuple[torch.Tensor, torch.fx.Node]] = []
         #: Of each outermost module that has begun the parameters that had a gradient kept, and those that have got one, with the
         #: group of each and the backward that kept it first; and the backwards that have reduced gradients.
         self.kept: dict[int, dict[Any, tuple[Any, int]]] = {}
         self.reduced: dict[int, set[int]] = {}
+        #: What backwards have added up that no copies have exchanged yet; of each group and backward the parameters that it
+        #: reached, and whether it exchanged them.
+        self.sums: dict[Any, torch.Tensor] = {}
+        self.reached: dict[Any, dict[tuple[int, bool], set[Any]]] = {}
+        #: Of each outermost module the groups that eager would leave gathered, with their parts, the nodes that computed these, and
+        #: whether a backward has left them so.
+        self.gathered: dict[int, dict[Any, list[tuple[torch.Tensor, torch.fx.Node, bool]]]] = {}
 
 
 @at_capture
@@ -162,10 +185,29 @@ def _spread(interpreter: TracingInterpreter, members: Any, others: Any, *numbers
 
 
 @at_capture
-def _remember(interpreter: TracingInterpreter, part: torch.Tensor, *owners: Any) -> int:
-    parts = interpreter.state(_Open).parts
-    parts.append((part, interpreter.trace.node_of(part), owners))
-    return len(parts) - 1
+def _remember(interpreter: TracingInterpreter, part: torch.Tensor, stays: bool, *owners: Any) -> int:
+    opened, node = interpreter.state(_Open), interpreter.trace.node_of(part)
+    opened.parts.append((part, node, owners))
+    if torch.is_grad_enabled() and not part.requires_grad:
+        opened.frozen.append((part, node))
+    _check_gathered(interpreter)
+    if stays:
+        _stay_gathered(opened, len(opened.parts) - 1, False)
+    return len(opened.parts) - 1
+
+
+def _stay_gathered(opened: _Open, number: int, in_backward: bool) -> None:
+    part, node, (state, group, _) = opened.parts[number]
+    opened.gathered.setdefault(private_fsdp.context_of(state), {}).setdefault(group, []).append(
+        (part, node, in_backward)
+    )
+
+
+def _check_gathered(interpreter: TracingInterpreter) -> None:
+    """In eager the forwards that follow compute with what was gathered before the write."""
+    groups = [group for groups in interpreter.state(_Open).gathered.values() for group in groups.values()]
+    if any(interpreter.trace.node_of(part) is not node for group in groups for part, node, _ in group):
+        _give_up("a parameter that stays gathered is written to")
 
 
 @at_capture
@@ -178,6 +220,16 @@ def _unchanged(interpreter: TracingInterpreter, number: int) -> Any:
 
 
 @at_capture
+def _beside_tensor_parallelism(interpreter: TracingInterpreter, param: Any, whole: torch.Tensor) -> torch.Tensor:
+    return private_fsdp.beside_tensor_parallelism(param, whole)
+
+
+@at_capture
+def _own_gradient(interpreter: TracingInterpreter, param: Any, gradient: torch.Tensor) -> torch.Tensor:
+    return private_fsdp.own_gradient(param, gradient)
+
+
+@at_capture
 def _note_backward(interpreter: TracingInterpreter, state: Any, group: Any, param: Any, reduces: bool) -> None:
     """In eager a backward that reduces gradients reduces all that were kept, also those of parameters that it does not reach."""
     opened, key, now = interpreter.state(_Open), private_fsdp.context_of(state), current_backward()
@@ -187,6 +239,32 @@ def _note_backward(interpreter: TracingInterpreter, state: Any, group: Any, para
     if reduces:
         opened.reduced[key].add(now)
         del opened.kept[key][param]
+
+
+@at_capture
+def _note_resharding(interpreter: TracingInterpreter, number: int, frees: bool) -> None:
+    """In eager the end of a backward frees all parameters under the outermost module, where their groups do not say otherwise."""
+    opened = interpreter.state(_Open)
+    groups = opened.gathered.setdefault(private_fsdp.context_of(opened.parts[number][2][0]), {})
+    if not frees:
+        _stay_gathered(opened, number, True)
+    for group in list(groups) if frees else ():
+        if interpreter.load_attribute(group, "reshard_after_backward"):
+            del groups[group]
+
+
+@at_capture
+def _added_up(
+    interpreter: TracingInterpreter, group: Any, param: Any, part: torch.Tensor, exchanges: bool
+) -> torch.Tensor:
+    """The sum of a part of several backwards, of which the last one exchanges it between its copies."""
+    opened = interpreter.state(_Open)
+    opened.reached.setdefault(group, {}).setdefault((current_backward(), exchanges), set()).add(param)
+    before = opened.sums.pop(param, None)
+    total = part if before is None else part + before
+    if not exchanges:
+        opened.sums[param] = total
+    return total
 
 
 @at_capture
@@ -206,8 +284,8 @@ def _pre_forward(state: Any, module: Any, args: Any, kwargs: Any) -> Any:
     """Gather the parameters of a module, as the graph does it. It is interpreted, so that its reads of FSDP's state are guarded."""
     _begin(state, (args, kwargs))
     for group, param, owners, numbers in private_fsdp.parameters_of(state):
-        part = private_fsdp.parameter(*owners[0]).to_local()
-        whole = _Gathered.apply(part, _spread(*numbers), _remember(part, state, group, param))
+        part, spread = private_fsdp.parameter(*owners[0]).to_local(), _spread(*numbers)
+        whole = _Gathered.apply(part, spread, _remember(part, not spread.again, state, group, param))
         for owner, name in owners:
             _put(state, owner, name, whole)
     return private_fsdp.cast_inputs(state, args), private_fsdp.cast_inputs(state, kwargs)
@@ -242,20 +320,40 @@ def _state_behind(module: Any) -> Any:
     return state
 
 
+def _groups_under(model: Any, recurse: bool) -> list[Any]:
+    """The groups to which a setting is given: what the next backward is to do, which the graph reads when it comes to that."""
+    states = [_state_behind(module) for module in (list(model.modules()) if recurse else [model])]
+    return [group for state in states if state is not None for group in private_fsdp.groups_of(state)]
+
+
 def _set_requires_gradient_sync(model: Any, requires_gradient_sync: bool, *, recurse: bool = True) -> None:
-    """Only writes down what the next backward is to do: the graph reads it when it comes to that."""
-    for module in list(model.modules()) if recurse else [model]:
-        state = _state_behind(module)
-        if state is not None:
-            for group in private_fsdp.groups_of(state):
-                group.reduce_grads = group.all_reduce_grads = requires_gradient_sync
+    for group in _groups_under(model, recurse):
+        group.reduce_grads = group.all_reduce_grads = requires_gradient_sync
+
+
+def _set_requires_all_reduce(model: Any, requires_all_reduce: bool, *, recurse: bool = True) -> None:
+    for group in _groups_under(model, recurse):
+        group.all_reduce_grads = requires_all_reduce
+
+
+def _set_reshard_after_backward(model: Any, reshard_after_backward: bool, *, recurse: bool = True) -> None:
+    for group in _groups_under(model, recurse):
+        group.reshard_after_backward = reshard_after_backward
 
 
 def _set_is_last_backward(model: Any, is_last_backward: bool) -> None:
     _state_behind(model)._state_ctx.is_last_backward = is_last_backward
 
 
-_SETTINGS = {"set_requires_gradient_sync": _set_requires_gradient_sync, "set_is_last_backward": _set_is_last_backward}
+_SETTINGS = {
+    function.__name__.removeprefix("_"): function
+    for function in (
+        _set_requires_gradient_sync,
+        _set_requires_all_reduce,
+        _set_reshard_after_backward,
+        _set_is_last_backward,
+    )
+}
 
 
 def _prepared(state: Any, settings: CaptureSettings) -> CaptureSettings:
@@ -332,8 +430,17 @@ def _check_closed(interpreter: TracingInterpreter) -> None:
     opened = interpreter.state(_Open)
     if opened.states:
         _give_up("the graph breaks, or an exception is raised, within the module")
-    if any(not part.requires_grad and interpreter.trace.node_of(part) is not node for part, node, _ in opened.parts):
+    left = [item for groups in opened.gathered.values() for items in groups.values() for item in items]
+    if any(in_backward for *_, in_backward in left):
+        _give_up("parameters stay gathered behind the last backward (set_reshard_after_backward)")
+    _check_gathered(interpreter)
+    if any(interpreter.trace.node_of(part) is not node for part, node in opened.frozen):
         _give_up("a parameter without a gradient is written to behind a forward")
+    for reached in opened.reached.values():
+        if not all(exchanges for _, exchanges in reached) and len(set(map(frozenset, reached.values()))) > 1:
+            _give_up("gradients are reduced in part (set_requires_all_reduce), of other parameters in each backward")
+    if opened.sums:
+        _give_up("gradients are reduced in part at the end (set_requires_all_reduce)")
     for key, kept in opened.kept.items():
         for group, since in kept.values():
             if any(since < other for other in opened.reduced[key]):

@@ -29,6 +29,22 @@ VIEWS = frozenset(
 )
 
 
+#: What makes of this rank's part what it gives: other ranks, whose parts have other lengths, may do less.
+_PREPARES = VIEWS | {"slice", "_to_copy", "new_zeros", "cat", "clone"}
+
+
+def _prepared_from(nodes: Iterable[torch.fx.Node]) -> tuple[set[torch.fx.Node], set[torch.fx.Node]]:
+    """The nodes that prepare what is given to an exchange, and the nodes that these begin with, on each rank the same ones."""
+    chain, begins, found = set(), set(), list(nodes)
+    for node in found:
+        if node.op == "call_function" and getattr(node.target, "_opname", "") in _PREPARES:
+            found += [item for item in node.all_input_nodes if item not in chain and item not in begins]
+            chain.add(node)
+        else:
+            begins.add(node)
+    return chain, begins
+
+
 @dataclass(frozen=True)
 class ShardingOptions:
     """``bucket_bytes``: how many bytes are exchanged together. ``gather_again``: parameters are not kept for the backward, but
@@ -160,7 +176,8 @@ class _Lowering:
             if same is not node:
                 node.replace_all_uses_with(same)
                 self.joint.graph.erase_node(node)
-        forward = self._bucketed(first.values())
+        self._sink_views(first.values())
+        forward = self._bucketed(first.values(), not self.is_watched)
         if not self.gather_again:
             return forward, []
         order = places(self.joint)
@@ -175,6 +192,18 @@ class _Lowering:
                 copy = self._gather_again(whole, is_late)
                 again += [copy] if copy is not None else []
         return forward, again
+
+    def _sink_views(self, wholes: Iterable[torch.fx.Node]) -> None:
+        """Move views of what is gathered to their readers: rows that fill up are cut off where a parameter is gathered."""
+        order: dict[torch.fx.Node, float] = dict(places(self.joint))
+        found = list(wholes)
+        for node in found:
+            found += [user for user in node.users if getattr(user.target, "_opname", "") in VIEWS | {"slice"}]
+        for node in sorted(found, key=order.__getitem__, reverse=True):
+            if node.target is not self.gather:
+                first = min(node.users, key=order.__getitem__)
+                first.prepend(node)
+                order[node] = order[first] - 0.5
 
     def _dependent(self) -> set[torch.fx.Node]:
         """The nodes of the backward."""
@@ -220,26 +249,38 @@ class _Lowering:
                     reader.replace_input_with(argument, copy(argument))
         return second
 
-    def _bucketed(self, wholes: Iterable[torch.fx.Node]) -> list[Bucket]:
-        """Put gathers together by their first readers."""
+    def _bucketed(self, wholes: Iterable[torch.fx.Node], apart: bool = False) -> list[Bucket]:
+        """Put gathers together by their first readers; ``apart``: those only that the program has together too."""
         order = places(self.joint)
         sites = [Site.of_readers("", node.args[0], node.meta["val"], node) for node in wholes]  # type: ignore[arg-type]
         sites.sort(key=lambda site: min(map(order.__getitem__, site.readers)))
-        return make_buckets(self.joint, sites, self.settings.bucket_bytes, "all_gather")
+
+        def known(site: Site) -> int:
+            nodes = [site.mark] if apart and site.mark is not None else _prepared_from([site.node])[1]
+            return max(map(order.__getitem__, nodes))
+
+        return make_buckets(self.joint, sites, self.settings.bucket_bytes, "all_gather", known)
 
     def _gather(self, buckets: list[Bucket], phase: Phase, earliest: torch.fx.Node | None = None) -> None:
-        """Begin each bucket when the one before is first read."""
+        """Begin each bucket when the one before is first read, in the same place on each rank."""
         order = places(self.joint)
+        moved: set[torch.fx.Node] = set()
         for place, bucket in enumerate(buckets):
             start = buckets[place - 1].reader if place else earliest
-            newest = bucket.last(order)
-            if newest.op != "placeholder" and (start is None or order[newest] >= order[start]):
-                begin = phase.insert.after(newest)
-            elif start is not None:
-                begin = phase.insert.before(start)
-            else:
-                begin = phase.insert.after(phase.start)
-            phase.put(bucket, begin)
+            chain, begins = _prepared_from(site.node for site in bucket.sites)
+            newest = max(begins, key=order.__getitem__)
+            is_ahead = start is not None and order[newest] < order[start]
+            late = [node for node in chain - moved if order[node] > order[start if is_ahead else newest]]  # type: ignore[index]
+            if newest.op == "placeholder" and start is None:
+                newest = phase.start
+            for node in sorted(late, key=order.__getitem__):
+                moved.add(node)
+                if is_ahead:
+                    start.prepend(node)  # type: ignore[union-attr]
+                else:
+                    newest.append(node)
+                    newest = node
+            phase.put(bucket, phase.insert.before(start) if is_ahead else phase.insert.after(newest))  # type: ignore[arg-type]
 
     # --- gradients ----------------------------------------------------------------------------------------------------
 

@@ -41,7 +41,7 @@ def prepare(state: Any) -> None:
 def _without_whole(state: Any) -> list[tuple[Any, Any]]:
     def is_plain(group: Any, param: Any) -> bool:
         own = hasattr(param._sharded_local_tensor, "fsdp_pre_all_gather")
-        return not own and not param.is_dtensor and _is_sharded(group.mesh_info)
+        return not own and _is_sharded(group.mesh_info)
 
     return [item for item in _all_of(state) if not hasattr(item[1], "_unsharded_param") and is_plain(*item)]
 
@@ -102,9 +102,7 @@ def _why_not_group(group: Any) -> str:
         return "parameters are replicated only"
     if group._training_state.name != "IDLE" or group._sharded_state.name != "SHARDED":
         return "parameters are gathered already"
-    if not group.reshard_after_backward:
-        return "parameters stay gathered (set_reshard_after_backward)"
-    if group.all_reduce_grads != group.reduce_grads or group._partial_reduce_output is not None:
+    if group._partial_reduce_output is not None:
         return "gradients are reduced in part (set_requires_all_reduce)"
     if group._post_reduce_event is not None:
         return "an exchange of an earlier backward has not ended (set_is_last_backward)"
@@ -117,8 +115,6 @@ def _why_not_group(group: Any) -> str:
     if getattr(group.mesh_info, "reduce_scatter_process_group", None) is not None:
         return "gradients have a process group of their own"
     for param in group.fsdp_params:
-        if param.is_dtensor:
-            return "parameters are spread by tensor parallelism too"
         if param.sharded_size[1:] != param._orig_size[1:] or getattr(param, "_extensions_data", None) is not None:
             return "parameters are cut or gathered in a way of their own"
         if param.offload_to_cpu and group.device.type != "cpu":
@@ -182,6 +178,18 @@ def kept_gradient(param: Any) -> Any:
 def keep_gradient(param: Any, value: Any) -> None:
     """Interpreted: set it."""
     param.unsharded_accumulated_grad = value
+
+
+def beside_tensor_parallelism(param: Any, whole: torch.Tensor) -> Any:
+    """The ``DTensor`` that a parameter was before FSDP had it, around the part that tensor parallelism gives this rank."""
+    from torch.distributed.fsdp._fully_shard._fsdp_param import _from_local_no_grad
+
+    return _from_local_no_grad(whole, param._unsharded_param._spec)
+
+
+def own_gradient(param: Any, gradient: torch.Tensor) -> Any:
+    """The part of such a parameter's gradient that FSDP reduces: of sums that are in parts this rank's share."""
+    return param._get_grad_inner_tensor(gradient)
 
 
 def _all_of(state: Any) -> list[tuple[Any, Any]]:

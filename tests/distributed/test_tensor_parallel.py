@@ -218,7 +218,7 @@ def test_every_place(plan: str) -> None:
 
 @pytest.mark.slow
 def test_a_mesh_of_two_dimensions() -> None:
-    found = run(compared, 4, ("layers", "sequence"), ("blocks", "parts"), 2, seconds=400.0)
+    found = run(compared, 4, ("layers", "sequence"), ("blocks", "parts", "step"), 2, seconds=400.0)
     check(found)
     assert not any(any(texts.values()) for _, _, texts in found)
 
