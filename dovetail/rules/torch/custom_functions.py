@@ -18,6 +18,7 @@ from dovetail.frontend.interpreter.lookup import class_attribute
 from dovetail.frontend.protocol import TracingInterpreter
 from dovetail.frontend.rules import Arguments, Keywords, rule
 from dovetail.guards import AttributeSource, Identity
+from dovetail.rules.gradients.nonlinear_backwards import refusing_summands
 from dovetail.rules.torch.patched_tensors import note_for_backward
 from dovetail.torch_private import autograd_nodes as private_autograd_nodes
 from dovetail.torch_private import operators as private_operators
@@ -54,10 +55,12 @@ class Interpreted:
         values = self._interpreter.values
         source = AttributeSource(values.pin(holder, holder.__qualname__), name)
         values.read(inner, source)
+        called = self._interpreter.trampoline(inner)
         if name in ("backward", "vjp"):
             values.note_backward_read(source, Identity(inner), f"{name} was called", always=True)
             note_for_backward(values)
-        return staticmethod(self._interpreter.trampoline(inner))
+            called = refusing_summands(self._interpreter, called)
+        return staticmethod(called)
 
 
 @rule(private_autograd_nodes.FUNCTION_APPLY)

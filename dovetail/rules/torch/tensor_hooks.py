@@ -16,6 +16,7 @@ import torch
 from dovetail.frontend.code.frame import Break
 from dovetail.frontend.protocol import TracingInterpreter
 from dovetail.frontend.rules import Arguments, Keywords, method_rule
+from dovetail.rules.gradients.nonlinear_backwards import refusing_summands
 from dovetail.rules.torch.control_flow import slots_of
 from dovetail.rules.torch.hooks_outside import HooksOutside
 from dovetail.rules.torch.patched_tensors import note_for_backward
@@ -134,7 +135,8 @@ def _register_hook(interpreter: TracingInterpreter, function: Any, args: Argumen
             raise
 
     is_inner = interpreter.values.in_backward
-    return interpreter.native(partial(tape.note, trace), (tensor, hook, {}), {}, hands_on=True)
+    whole = refusing_summands(interpreter, hook)
+    return interpreter.native(partial(tape.note, trace), (tensor, whole, {}), {}, hands_on=True)
 
 
 @method_rule("retain_grad")

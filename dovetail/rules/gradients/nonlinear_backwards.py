@@ -1,0 +1,121 @@
+"""Hooks and custom backwards that are not linear in their gradient, such as ``gradient.clamp(-1, 1)``.
+
+Where a compiled backward is differentiated, the gradient of a value inside arrives in two summands: one by the forward's node, one
+by that of the backward's derivative. Eager adds them up before a hook sees them. What is linear may be done to each; all else is
+refused where both arrive, by a check in the graph.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Collection, Iterable, Sequence
+from typing import Any
+
+import torch
+
+from dovetail.aot.nodes import depending_on
+from dovetail.errors import HigherOrderGradientError
+from dovetail.frontend.protocol import TracingInterpreter
+from dovetail.runtime.derivatives import are_partial
+from dovetail.torch_private import calls as private_calls
+from dovetail.torch_private import operators as private_operators
+from dovetail.torch_private import trees as private_trees
+from dovetail.whole_calls.call import whole_call
+
+_aten = torch.ops.aten
+#: Linear in all tensors together.
+_SUMS = frozenset(
+    {
+        *(_aten.cat, _aten.stack, _aten.neg, _aten.sum, _aten.mean, _aten.clone, _aten.copy),
+        *(_aten._to_copy, _aten.expand, _aten.slice_backward, _aten.select_backward),
+        *(_aten.constant_pad_nd, _aten.flip, _aten.roll, _aten.cumsum, _aten.tril, _aten.triu, _aten.repeat),
+    }
+)
+#: Linear in each tensor, the others given.
+_PRODUCTS = frozenset(
+    {
+        *(_aten.mul, _aten.mm, _aten.bmm, _aten.mv, _aten.dot, _aten.convolution, _aten.embedding_dense_backward),
+        *(_aten.index, _aten.index_select, _aten.gather),
+    }
+)
+#: Linear in the first tensor, the others given.
+_QUOTIENTS = frozenset({_aten.div, _aten.convolution_backward})
+_ZEROS = frozenset({_aten.zeros, _aten.zeros_like, _aten.new_zeros})
+
+Backward = Callable[..., Any]
+
+
+def refusing_summands(interpreter: TracingInterpreter, backward: Backward) -> Backward:
+    """A hook, or a custom backward, that raises where it is given only a summand of its gradient and is not linear in that."""
+
+    @functools.wraps(backward)
+    def run(*args: Any, **kwargs: Any) -> Any:
+        trace = interpreter.trace
+        if trace.phase != "backward":
+            return backward(*args, **kwargs)
+        count = len(trace.graph.nodes)
+        result = backward(*args, **kwargs)
+        given = [trace.node_of(item) for item in args if isinstance(item, torch.Tensor)]
+        leaves, structure = private_trees.tree_flatten(result)
+        made = [trace.node_of(item) for item in leaves if isinstance(item, torch.Tensor)]
+        if _is_linear(list(trace.graph.nodes)[count:], given, made):
+            return result
+        with trace.recorder.paused(), private_calls.no_torch_function(), torch.no_grad():
+            checked = [_checked(interpreter, item) if isinstance(item, torch.Tensor) else item for item in leaves]
+        return private_trees.tree_unflatten(checked, structure)
+
+    return run
+
+
+def _checked(interpreter: TracingInterpreter, gradient: torch.Tensor) -> torch.Tensor:
+    def sizes(value: torch.Tensor) -> list[torch.Tensor]:
+        return [value]
+
+    (found,) = whole_call(interpreter.trace, "the check of summands", _require_whole, [gradient], sizes)
+    return found
+
+
+def _require_whole(gradient: torch.Tensor) -> list[torch.Tensor]:
+    if are_partial():
+        raise HigherOrderGradientError(
+            "a hook or a custom backward inside a compiled function is not linear in its gradient, and a second derivative hands it"
+            " the gradient in two parts",
+            advice="take both derivatives inside the compiled function, or run this one eagerly",
+        )
+    return [gradient.clone()]
+
+
+def _is_linear(nodes: Sequence[Any], given: Iterable[Any], made: Iterable[Any]) -> bool:
+    """Whether what these nodes make is linear in the given gradients, as far as their operators say."""
+    depends = depending_on(nodes, set(given))
+    is_known = all(_is_linear_step(node, depends) for node in nodes if node in depends)
+    return is_known and all(node in depends or _is_zero(node) for node in made)
+
+
+def _packet(node: Any) -> Any:
+    return getattr(node.target, "overloadpacket", None)
+
+
+def _is_zero(value: Any) -> bool:
+    if not isinstance(value, torch.fx.Node):
+        return type(value) in (int, float) and value == 0
+    is_filled = _packet(value) in (_aten.full, _aten.full_like, _aten.scalar_tensor)
+    return _packet(value) in _ZEROS or (is_filled and 0 in value.args)
+
+
+def _is_linear_step(node: Any, depends: Collection[Any]) -> bool:
+    packet, args = _packet(node), list(node.args)
+    if packet is None or not isinstance(node.target, private_operators.OpOverload):
+        return False
+    flags = [item in depends for item in private_trees.tree_leaves(args) if isinstance(item, torch.fx.Node)]
+    first = next(iter(node.target._schema.arguments), None)
+    if first is not None and first.alias_info is not None and not first.alias_info.is_write:
+        return True
+    if packet in (_aten.add, _aten.sub):
+        return all(item in depends or _is_zero(item) for item in args[:2])
+    if packet in (_aten.where, _aten.masked_fill):
+        condition = args.pop(0 if packet is _aten.where else 1)
+        return condition not in depends and all(item in depends or _is_zero(item) for item in args)
+    if packet in _SUMS and all(flags):
+        return True
+    return sum(flags) == 1 and (packet in _PRODUCTS or (packet in _QUOTIENTS and args[0] in depends))
