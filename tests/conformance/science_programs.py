@@ -33,16 +33,20 @@ class Program:
 
     packages: tuple[str, ...]
     build: Callable[[], Training]
+    #: Why the model cannot be compiled by itself, where the package is against it.
+    only_steps: str = ""
 
 
 PROGRAMS: dict[str, Program] = {}
 
 
-def program(name: str, *packages: str) -> Callable[[Callable[[], Training]], Callable[[], Training]]:
+def program(
+    name: str, *packages: str, only_steps: str = ""
+) -> Callable[[Callable[[], Training]], Callable[[], Training]]:
     """Register what builds a training."""
 
     def register(build: Callable[[], Training]) -> Callable[[], Training]:
-        PROGRAMS[name] = Program(packages, build)
+        PROGRAMS[name] = Program(packages, build, only_steps)
         return build
 
     return register
@@ -506,7 +510,11 @@ def _regressor() -> nn.Module:
     return nn.Sequential(nn.Linear(2, 16), nn.Tanh(), nn.Linear(16, 1))
 
 
-@program("higher", "higher")
+@program(
+    "higher",
+    "higher",
+    only_steps="higher derives from the model's class, and that of a compiled model is not its own (torch.compile: RecursionError)",
+)
 def _higher() -> Training:
     import higher
 

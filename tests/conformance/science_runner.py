@@ -157,6 +157,8 @@ def check(name: str, mode: str, compiler: str, steps: int) -> SampleResult:
     lacking = missing(name)
     if lacking:
         return SampleResult("refused", "missing", ", ".join(lacking))
+    if mode == "model" and PROGRAMS[name].only_steps:
+        return SampleResult("not applicable", "only steps", PROGRAMS[name].only_steps)
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         try:

@@ -87,3 +87,9 @@ def test_a_program_that_differs_from_itself_is_no_wrong_answer(monkeypatch: pyte
 
 def _square(model: nn.Module, batch: Batch) -> Tensor:
     return model(batch["x"]).square().mean()
+
+
+def test_a_package_that_is_against_compiled_models_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(PROGRAMS, "own", Program((), _training().build, "it looks at the model's class"))
+    found = check("own", "model", "dovetail-with-breaks", 1)
+    assert (found.verdict, found.reason) == ("not applicable", "it looks at the model's class")

@@ -54,6 +54,14 @@ def _pieces(interpreter: TracingInterpreter, function: object, args: Arguments, 
     raise Break("unsafe pieces share memory with a tensor that their operator does not name", "use chunk or split")
 
 
+@rule(torch.is_tensor)
+def _is_tensor(interpreter: TracingInterpreter, args: Arguments, kwargs: Keywords) -> object:
+    if len(args) != 1 or kwargs:
+        return interpreter.call_native(torch.is_tensor, args, kwargs)
+    # Of an object it asks the class alone.
+    return interpreter.call(isinstance, (args[0], torch.Tensor), {})
+
+
 @attribute_rule("__class__")
 def _class(interpreter: TracingInterpreter, target: torch.Tensor, name: str) -> object:
     return interpreter.call(type, (target,), {})

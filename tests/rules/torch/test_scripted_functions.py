@@ -325,3 +325,30 @@ def test_autocast() -> None:
 
 def _product(x: torch.Tensor) -> torch.Tensor:
     return x @ x
+
+
+class Normalised(torch.nn.Module):
+    """A module whose scripted method writes to buffers, draws random numbers and asks whether it trains."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.norm = torch.nn.BatchNorm1d(3)
+        self.drop = torch.nn.Dropout(0.5)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x = self.drop(self.norm(x))
+        return x if self.training else x * 2
+
+
+def test_buffers_random_numbers_and_modes() -> None:
+    model, twin = torch.jit.script(Normalised()), torch.jit.script(Normalised())
+    compiled = dovetail.compile(lambda x: twin(x), backend="aten", fullgraph=True)
+    for count, training in ((4, True), (5, True), (5, False), (6, False), (4, True)):
+        x, found = randn(count, 3), []
+        for net, call in ((model, model), (twin, compiled)):
+            net.train(training)
+            torch.manual_seed(count)
+            found.append(call(x))
+            found[-1].sum().backward()
+        same(found[0].detach(), found[1].detach())
+        compare_modules(model, twin, f"{count} rows, training {training}")
