@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import collections
 import contextlib
+import enum
 import gc
 import types
 from collections.abc import Callable, Container, Sequence
@@ -153,7 +154,7 @@ class NativeWriter:
             if name == "__mro__":
                 order = class_order(value)
                 return step.class_order(order), order
-            holder = self._tree.holder(value, source)
+            holder = self._tree.holder(value, source) or self._holder_of_member(value, source)
             order = class_order(value)
             # Since Python 3.12 a static type's dictionary is not where the C++ guards look for it.
             if holder is None or not all(map(is_heap_type, order[: order.index(holder) + 1])):
@@ -181,12 +182,34 @@ class NativeWriter:
         above = [kind for kind in metaclasses(owner) if is_heap_type(kind)]
         if above:
             self._guards.at(owner).has_type(type(owner))
-        for one, first in (owner, nearer), (type(owner), above):
-            if first and ("lacks", one, name) not in self._asked:
-                self._asked.add(("lacks", one, name))
-                self._guards.at(one).class_order(class_order(one)).is_object(class_order(one))
-                for kind in first:
-                    self._guards.at(kind).class_dict(class_dict(kind)).lacks(name)
+        self._lacks(owner, nearer, name)
+        self._lacks(type(owner), above, name)
+
+    def _lacks(self, owner: type, kinds: Sequence[type], name: str) -> None:
+        """Ask that a class has the same bases as now, and that none of these has the name in its dictionary."""
+        if kinds and ("lacks", owner, name) not in self._asked:
+            self._asked.add(("lacks", owner, name))
+            self._guards.at(owner).class_order(class_order(owner)).is_object(class_order(owner))
+            for kind in kinds:
+                self._guards.at(kind).class_dict(class_dict(kind)).lacks(name)
+
+    def _holder_of_member(self, owner: type, source: AttributeSource) -> type | None:
+        """The class in whose dictionary a member of an enumeration stands. That its class has no ``__get__``, which would be called
+        at each reading, is asked with the rest.
+        """
+        name, order = source.attribute, class_order(owner)
+        holder = next((kind for kind in order if name in class_dict(kind)), None)
+        if holder is None or any(name in class_dict(kind) for kind in metaclasses(owner)):
+            return None
+        own = class_dict(holder)[name]
+        kinds = class_order(type(own))
+        predicates = [guard.predicate for guard in self._tree.nodes[source].guards]
+        is_held = any(isinstance(item, Equals) and item.value is own for item in predicates)
+        if not is_held or not issubclass(type(own), enum.Enum) or any("__get__" in class_dict(kind) for kind in kinds):
+            return None
+        self._guards.at(own).has_type(type(own))
+        self._lacks(type(own), [kind for kind in kinds if is_heap_type(kind)], "__get__")
+        return holder
 
     def _is_sure(self, source: Source, kind: type) -> bool:
         """Whether a value is of the type that it has now whenever its own guards hold, which are asked first."""
@@ -211,7 +234,7 @@ class NativeWriter:
                 step.has_type(predicate.cls)
             case Identity(is_weak=False):
                 step.is_object(predicate.read())
-            case Equals() if type(predicate.value) in SINGLETON_TYPES:
+            case Equals() if type(predicate.value) in SINGLETON_TYPES or issubclass(type(predicate.value), enum.Enum):
                 step.is_object(predicate.value)
             case Equals() if type(predicate.value) in _BUILTIN_CONSTANTS:
                 step.equals(predicate.value)
