@@ -1,14 +1,16 @@
 """Regions that the program computes a second time: those of ``torch.utils.checkpoint``.
 
 Running such a region again, eager first puts the random generator back to where the region began, so that dropout draws the
-same numbers. No graph does that. But the state that is put back tells which numbers are meant: while a trace is open, the
-seed of the real generator counts the random operators recorded so far. An operator that meets a smaller count is one of those,
+same numbers. No graph does that. But the state that is put back tells which numbers are meant: from a trace's first random
+operator on, the seed of the real generator counts those recorded so far. An operator that meets a smaller count is one of them,
 and its result is used a second time.
 """
 
 from __future__ import annotations
 
 import contextlib
+import ctypes
+import threading
 from typing import Any
 
 import torch
@@ -23,21 +25,23 @@ class RandomOperators:
     """The random operators of one trace, in the order in which they draw."""
 
     def __init__(self) -> None:
+        self._is_alone = threading.active_count() == 1
+        self._first = self._state()
         self._nodes: list[torch.fx.Node] = []
         self._values: dict[torch.fx.Node, Any] = {}
 
     def open(self, stack: contextlib.ExitStack) -> None:
-        """Use the seed of the default generator as the counter, until the stack is closed."""
-        generator = torch.default_generator
-        stack.callback(generator.set_state, generator.get_state())
-        self._count_on(0)
+        """Use the default generator as the counter, until the stack is closed."""
+        generator, before = torch.default_generator, torch.default_generator.get_state()
+        # Where nothing was counted, other threads may have drawn numbers, which stay drawn.
+        stack.callback(lambda: generator.set_state(before) if self._nodes or self._is_alone else None)
 
     def repeated(self, target: Any) -> torch.fx.Node | None:
         """The recorded operator whose numbers are asked for again, or None for new ones.
 
         Raises :class:`CaptureError` for a generator in a state that no recorded operator has left.
         """
-        place = torch.default_generator.initial_seed() - FIRST_SEED
+        place = 0 if self._state() == self._first else torch.default_generator.initial_seed() - FIRST_SEED
         if place == len(self._nodes):
             return None
         if not 0 <= place < len(self._nodes) or self._nodes[place].target is not target:
@@ -66,6 +70,15 @@ class RandomOperators:
                 )
             node.meta["val"] = value
         self._values.clear()
+
+    def _state(self) -> int | bytes:
+        """The default generator's state; its seed alone where other threads may draw."""
+        state = torch.default_generator.get_state() if self._is_alone else None
+        return (
+            torch.default_generator.initial_seed()
+            if state is None
+            else ctypes.string_at(state.data_ptr(), state.numel())
+        )
 
     @staticmethod
     def _count_on(count: int) -> None:
