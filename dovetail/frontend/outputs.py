@@ -112,9 +112,6 @@ class Outputs:
         return found
 
     def _check_tensor(self, value: torch.Tensor) -> None:
-        is_made = self._trace.input_of(value) is None
-        if getattr(value, "_is_param", False) and is_made:
-            self._refuse("a parameter is made inside and leaves the function", "make it outside of the function")
         for check in leaving_rule:
             check(self._interpreter, value)
         if value.grad_fn is not None and private_autograd.has_hooks(value):

@@ -7,7 +7,7 @@ is turned off when the graph has run: results that were computed before still ha
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, Final
+from typing import Any, Final, NoReturn
 
 import torch
 
@@ -17,7 +17,7 @@ from dovetail.errors import CaptureError
 from dovetail.frontend.code.frame import Break
 from dovetail.frontend.effects.journal import Effect
 from dovetail.frontend.protocol import TracingInterpreter
-from dovetail.frontend.rules import Arguments, Keywords, end_rule, method_rule, setter_rule
+from dovetail.frontend.rules import Arguments, Keywords, end_rule, method_rule, rule, setter_rule
 from dovetail.torch_private import autograd_nodes as private_autograd_nodes
 from dovetail.torch_private import calls as private_calls
 from dovetail.torch_private import sizes as private_sizes
@@ -120,6 +120,8 @@ def _refuse_new_leaves(trace: Trace, values: Sequence[torch.Tensor], roots: Sequ
     Such a leaf is returned beside an output that was computed from it, or code of the program's own runs on the way to it only.
     """
     known = {id(item.leaf) for item in trace.inputs}
+    if any(getattr(value, "_is_param", False) and trace.input_of(value) is None for value in values):
+        _leave_to_eager(trace, "a parameter is made inside and leaves the function")
     nodes = autograd_nodes(roots)
     ends = {node: id(node.variable) for node in nodes if hasattr(node, "variable")}
     made = {leaf for leaf in ends.values() if leaf not in known}
@@ -133,9 +135,20 @@ def _refuse_new_leaves(trace: Trace, values: Sequence[torch.Tensor], roots: Sequ
         if not any(private_autograd_nodes.acts(node) for node in nodes if node not in passed):
             return
         reason = "a hook or custom backward leads to tensors only that the function makes with requires_grad"
+    _leave_to_eager(trace, reason)
+
+
+def _leave_to_eager(trace: Trace, reason: str) -> NoReturn:
     if trace.settings.allows(_NEW_LEAVES) and trace.settings.allows(GRAPH_BREAKS):
         raise Retry(reason, without=_NEW_LEAVES)
-    raise CaptureError(reason, advice="make the tensor outside of the function")
+    raise CaptureError(reason, advice="make it outside of the function")
+
+
+@rule(torch.nn.Parameter)
+def _parameter(interpreter: TracingInterpreter, args: Arguments, kwargs: Keywords) -> Any:
+    if not interpreter.trace.settings.allows(_NEW_LEAVES):
+        raise Break("a parameter is made that leaves the graph", "make it outside of the function")
+    return interpreter.make_instance(torch.nn.Parameter, args, kwargs)
 
 
 @end_rule

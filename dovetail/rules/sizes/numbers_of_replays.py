@@ -13,6 +13,7 @@ import torch
 
 from dovetail.errors import CaptureError
 from dovetail.torch_private import sizes as private_sizes
+from dovetail.torch_private import tensors as private_tensors
 from dovetail.trace.program import LATE_NUMBERS, Recorder
 from dovetail.trace.trace import Trace, open_trace
 
@@ -61,6 +62,9 @@ def _place(trace: Trace, symbol: Any) -> tuple[int, int | None] | None:
 
 
 def _node_of(trace: Trace, tensor: torch.Tensor) -> torch.fx.Node | None:
+    if not private_tensors.is_traced(tensor):
+        # A constant, as of torch.Tensor([10.0]).
+        return None
     try:
         return trace.node_of(tensor)
     except CaptureError:

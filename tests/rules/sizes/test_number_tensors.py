@@ -10,7 +10,7 @@ import torch
 
 import dovetail
 from dovetail.reports.explanation import compiled_function
-from tests.differential import entries_of, same
+from tests.differential import check_calls, entries_of, leaf, same
 
 SIZES = (4, 5, 7, 6, 4, 9)
 
@@ -151,3 +151,15 @@ def test_a_long_list_of_numbers_is_no_part_of_the_graph() -> None:
     compiled = dovetail.compile(lambda x: x.tolist(), backend="aten", fullgraph=True)
     with pytest.raises(dovetail.errors.GraphBreakError, match="tolist needs the tensor's data"):
         compiled(torch.arange(65))
+
+
+def test_a_number_of_a_constant_and_of_a_loss_after_its_backward() -> None:
+    """As a training loop of radiance fields reports the ratio of signal and noise beside the loss."""
+
+    def step(x: torch.Tensor) -> Any:
+        loss = x.square().mean()
+        ratio = torch.log(loss) / torch.log(torch.Tensor([10.0]))
+        loss.backward()
+        return loss.item(), ratio.item()
+
+    check_calls(step, [(leaf(3),), (leaf(3),)])
