@@ -267,6 +267,23 @@ def memory_of_call(graph: CompiledGraph) -> Memory:
     return found
 
 
+def _awaits(node: torch.fx.Node) -> bool:
+    return getattr(node.target, "_opname", "") == "wait_tensor"
+
+
+def _awaited(node: torch.fx.Node) -> tuple[int | None, int | None]:
+    """The memory of what an exchange brings when it is awaited, and that of when it begins, which is the same."""
+    return memory_of(node), memory_of(node.all_input_nodes[0])
+
+
+def _read_until(node: torch.fx.Node) -> Iterable[torch.fx.Node]:
+    """What an exchange that is awaited here has read meanwhile: all but a sum, which is made in a copy."""
+    if not _awaits(node):
+        return ()
+    begun = node.all_input_nodes[0]
+    return () if "all_reduce" in str(begun.target) else begun.all_input_nodes
+
+
 def _memories(nodes: Iterable[torch.fx.Node]) -> dict[int, int]:
     """The memory that these nodes lie in, with its bytes."""
     found = (memory_kept_by(node, frozenset()) for node in nodes)
@@ -275,12 +292,13 @@ def _memories(nodes: Iterable[torch.fx.Node]) -> dict[int, int]:
 
 def _follow(graph: torch.fx.Graph, inputs: dict[int, int], saved: Set[int], found: Memory) -> None:
     nodes: Sequence[torch.fx.Node] = list(graph.nodes)
+    awaited: dict[Any, Any] = dict(map(_awaited, filter(_awaits, nodes)))
     last: dict[int, int] = {}
     for index, node in enumerate(nodes):
-        for argument in (node, *node.all_input_nodes):
+        for argument in (node, *node.all_input_nodes, *_read_until(node)):
             key = memory_of(argument)
             if key is not None:
-                last[key] = index
+                last[awaited.get(key, key)] = index
     ends: defaultdict[int, list[int]] = defaultdict(list)
     for key, index in last.items():
         ends[index].append(key)
@@ -288,7 +306,7 @@ def _follow(graph: torch.fx.Graph, inputs: dict[int, int], saved: Set[int], foun
     total, kept = sum(alive.values()), sum(alive[key] for key in alive.keys() & saved)
     for index, node in enumerate(nodes):
         for key, size in _memories([node]).items():
-            if key not in alive:
+            if key not in alive and key not in awaited:
                 alive[key] = size
                 total += size
                 kept += size * (key in saved)

@@ -18,6 +18,7 @@ import dovetail
 from dovetail.cli import main
 from dovetail.distributed import data_parallel
 from dovetail.errors import DistributedError, OptionError, StageError
+from dovetail.reports.cost import memory_of_call
 from dovetail.simulator import CLUSTERS, Cluster, Link, Training, plan, simulate, simulated_world
 
 #: One second for each operation, each byte of an exchange and each message; memory traffic is free.
@@ -140,6 +141,26 @@ def test_what_cannot_be_is_a_row() -> None:
     assert rows["data parallel"].prediction is not None
     assert rows["tensor parallel 2"].prediction is None
     assert rows["tensor parallel 2"].problem
+
+
+@pytest.mark.parametrize(
+    ("collective", "arguments", "kept"), [("all_gather_into_tensor", (2, "0"), 1), ("all_reduce", ("sum", "0"), 0)]
+)
+def test_what_an_exchange_reads_is_kept_until_it_is_awaited(collective: str, arguments: Any, kept: int) -> None:
+    """But for a sum, which is made in a copy."""
+    operators = torch.ops._c10d_functional
+
+    def function(x: torch.Tensor) -> torch.Tensor:
+        begun = getattr(operators, collective)(x * 2, *arguments)
+        between = (x + 1).sum()
+        return operators.wait_tensor(begun).sum() + between  # type: ignore[no-any-return]
+
+    with simulated_world(2):
+        compiled: Any = dovetail.compile(function, backend="aten", fullgraph=True)
+        compiled(torch.ones(1000))
+        memory = memory_of_call(compiled.entries[0].compiled)
+    place = [getattr(node.target, "_opname", "") for node in memory.nodes].index("wait_tensor")
+    assert memory.alive[place] == memory.inputs + (4000 + 8000 if kept else 4000) + 4
 
 
 def test_the_world_ends() -> None:
