@@ -25,23 +25,26 @@ class RandomOperators:
     """The random operators of one trace, in the order in which they draw."""
 
     def __init__(self) -> None:
-        self._is_alone = threading.active_count() == 1
-        self._first = self._state()
+        self._first = (0, b"")
         self._nodes: list[torch.fx.Node] = []
         self._values: dict[torch.fx.Node, Any] = {}
 
     def open(self, stack: contextlib.ExitStack) -> None:
         """Use the default generator as the counter, until the stack is closed."""
-        generator, before = torch.default_generator, torch.default_generator.get_state()
+        before, self._first = torch.default_generator.get_state(), _state()
+        stack.callback(self._close, before)
+
+    def _close(self, before: torch.Tensor) -> None:
         # Where nothing was counted, other threads may have drawn numbers, which stay drawn.
-        stack.callback(lambda: generator.set_state(before) if self._nodes or self._is_alone else None)
+        if self._nodes or threading.active_count() == 1:
+            torch.default_generator.set_state(before)
 
     def repeated(self, target: Any) -> torch.fx.Node | None:
         """The recorded operator whose numbers are asked for again, or None for new ones.
 
         Raises :class:`CaptureError` for a generator in a state that no recorded operator has left.
         """
-        place = 0 if self._state() == self._first else torch.default_generator.initial_seed() - FIRST_SEED
+        place = 0 if self._is_at_first() else torch.default_generator.initial_seed() - FIRST_SEED
         if place == len(self._nodes):
             return None
         if not 0 <= place < len(self._nodes) or self._nodes[place].target is not target:
@@ -53,6 +56,11 @@ class RandomOperators:
         self._values.setdefault(node, node.meta.get("val"))
         self._count_on(place + 1)
         return node
+
+    def _is_at_first(self) -> bool:
+        """Whether the generator is where it was before the first operator; numbers of other threads leave its seed alone."""
+        seed, state = _state()
+        return state == self._first[1] or (seed == self._first[0] and not self._nodes and threading.active_count() > 1)
 
     def record(self, node: torch.fx.Node) -> None:
         """Note a new random operator."""
@@ -71,18 +79,14 @@ class RandomOperators:
             node.meta["val"] = value
         self._values.clear()
 
-    def _state(self) -> int | bytes:
-        """The default generator's state; its seed alone where other threads may draw."""
-        state = torch.default_generator.get_state() if self._is_alone else None
-        return (
-            torch.default_generator.initial_seed()
-            if state is None
-            else ctypes.string_at(state.data_ptr(), state.numel())
-        )
-
     @staticmethod
     def _count_on(count: int) -> None:
         torch.default_generator.manual_seed(FIRST_SEED + count)
+
+
+def _state() -> tuple[int, bytes]:
+    state = torch.default_generator.get_state()
+    return torch.default_generator.initial_seed(), ctypes.string_at(state.data_ptr(), state.numel())
 
 
 def _layout(value: Any) -> Any:
