@@ -1,16 +1,14 @@
 """Regions that the program computes a second time: those of ``torch.utils.checkpoint``.
 
 Running such a region again, eager first puts the random generator back to where the region began, so that dropout draws the
-same numbers. No graph does that. But the state that is put back tells which numbers are meant: from a trace's first random
-operator on, the seed of the real generator counts those recorded so far. An operator that meets a smaller count is one of them,
+same numbers. No graph does that. But the state that is put back tells which numbers are meant: while a trace is open, the
+seed of the real generator counts the random operators recorded so far. An operator that meets a smaller count is one of those,
 and its result is used a second time.
 """
 
 from __future__ import annotations
 
 import contextlib
-import ctypes
-import threading
 from typing import Any
 
 import torch
@@ -25,26 +23,21 @@ class RandomOperators:
     """The random operators of one trace, in the order in which they draw."""
 
     def __init__(self) -> None:
-        self._first = (0, b"")
         self._nodes: list[torch.fx.Node] = []
         self._values: dict[torch.fx.Node, Any] = {}
 
     def open(self, stack: contextlib.ExitStack) -> None:
-        """Use the default generator as the counter, until the stack is closed."""
-        before, self._first = torch.default_generator.get_state(), _state()
-        stack.callback(self._close, before)
-
-    def _close(self, before: torch.Tensor) -> None:
-        # Where nothing was counted, other threads may have drawn numbers, which stay drawn.
-        if self._nodes or threading.active_count() == 1:
-            torch.default_generator.set_state(before)
+        """Use the seed of the default generator as the counter, until the stack is closed."""
+        generator = torch.default_generator
+        stack.callback(generator.set_state, generator.get_state())
+        self._count_on(0)
 
     def repeated(self, target: Any) -> torch.fx.Node | None:
         """The recorded operator whose numbers are asked for again, or None for new ones.
 
         Raises :class:`CaptureError` for a generator in a state that no recorded operator has left.
         """
-        place = 0 if self._is_at_first() else torch.default_generator.initial_seed() - FIRST_SEED
+        place = torch.default_generator.initial_seed() - FIRST_SEED
         if place == len(self._nodes):
             return None
         if not 0 <= place < len(self._nodes) or self._nodes[place].target is not target:
@@ -56,11 +49,6 @@ class RandomOperators:
         self._values.setdefault(node, node.meta.get("val"))
         self._count_on(place + 1)
         return node
-
-    def _is_at_first(self) -> bool:
-        """Whether the generator is where it was before the first operator; numbers of other threads leave its seed alone."""
-        seed, state = _state()
-        return state == self._first[1] or (seed == self._first[0] and not self._nodes and threading.active_count() > 1)
 
     def record(self, node: torch.fx.Node) -> None:
         """Note a new random operator."""
@@ -82,11 +70,6 @@ class RandomOperators:
     @staticmethod
     def _count_on(count: int) -> None:
         torch.default_generator.manual_seed(FIRST_SEED + count)
-
-
-def _state() -> tuple[int, bytes]:
-    state = torch.default_generator.get_state()
-    return torch.default_generator.initial_seed(), ctypes.string_at(state.data_ptr(), state.numel())
 
 
 def _layout(value: Any) -> Any:
