@@ -73,7 +73,7 @@ class Ordered:
     __hash__ = None  # type: ignore[assignment]
 
 
-@case(breaks="WeakKeyDictionary")
+@case
 def functools_functions(x: Any) -> Any:
     bound = functools.partial(lambda a, b, c=0: (a, b, c), 1, c=x)
     return (
