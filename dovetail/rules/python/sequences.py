@@ -32,7 +32,10 @@ def _sequence(kind: Any) -> Any:
     return handler
 
 
-for _kind in (list, tuple, set, frozenset):
+#: Their copies have the same items in the same order.
+COPIED = (list, tuple)
+
+for _kind in (*COPIED, set, frozenset):
     rule[_kind] = _sequence(_kind)
 
 

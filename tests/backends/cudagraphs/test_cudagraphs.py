@@ -152,7 +152,7 @@ def test_grad_is_never_memory_of_a_recording() -> None:
     assert not memory_of(recorder) & {parameter.grad.untyped_storage().data_ptr() for parameter in model.parameters()}
 
 
-def test_a_gradient_that_was_saved_by_the_forward_is_copied() -> None:
+def test_a_gradient_that_was_saved_by_the_forward_is_copied(told: Told) -> None:
     class Saved(torch.autograd.Function):
         @staticmethod
         def forward(ctx, x):
@@ -175,6 +175,8 @@ def test_a_gradient_that_was_saved_by_the_forward_is_copied() -> None:
         assert torch.equal(weight.grad, 2 * weight.exp())
         with torch.no_grad():
             weight += 1
+    # That the gradient is whole, which this backward does not read, is checked for real.
+    told.check("1 operators of the backward graph", count=1)
 
 
 def test_results_can_be_kept_and_written_to() -> None:
