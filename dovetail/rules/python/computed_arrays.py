@@ -144,13 +144,18 @@ class _ArrayKind(ValueKind):
             return _example(value).dtype
         if name == "T":
             return ComputedArray(tensor.permute(*reversed(range(tensor.dim()))), value.is_scalar)
-        if not hasattr(_example(value), name):
-            raise AttributeError(f"{type(_example(value)).__qualname__!r} object has no attribute {name!r}", name=name)
+        example = _example(value)
+        if not hasattr(example, name):
+            raise AttributeError(f"{type(example).__qualname__!r} object has no attribute {name!r}", name=name)
+        if not callable(getattr(type(example), name)):
+            raise Break(f".{name} of an array that the graph computes is read", _ADVICE)
         return _Method(value, name)
 
     def call(self, interpreter: TracingInterpreter, function: Any, args: Arguments, kwargs: Keywords) -> Any:
         """An operator, a function of NumPy's, or one of torch's that makes a tensor of an array."""
         if function in _INTO_TENSORS and type(args[0]) is ComputedArray and not kwargs:
+            if function is torch.from_numpy and args[0].is_scalar:
+                raise Break("from_numpy is given a number", _ADVICE)
             made = args[0].tensor.detach()
             return made.clone() if function is torch.tensor or args[0].is_scalar else made
         is_known = function in _OPERATORS if getattr(function, "__module__", "") == "_operator" else is_pure(function)
@@ -230,7 +235,11 @@ def _transpose(value: ComputedArray, *axes: Any) -> ComputedArray:
 
 
 def _squeeze(value: ComputedArray, axis: Any = None) -> ComputedArray:
-    return ComputedArray(value.tensor.squeeze() if axis is None else value.tensor.squeeze(axis))
+    if axis is None:
+        return ComputedArray(value.tensor.squeeze())
+    if type(axis) is not int or axis >= value.tensor.dim() or value.tensor.shape[axis] != 1:
+        raise Break("an axis of an array that the graph computes is squeezed out", _ADVICE)
+    return ComputedArray(value.tensor.squeeze(axis))
 
 
 _VIEWS: dict[str, Callable[..., ComputedArray]] = {
@@ -244,11 +253,18 @@ _VIEWS: dict[str, Callable[..., ComputedArray]] = {
 }
 
 
+def _viewed(name: str, args: Arguments, kwargs: Keywords) -> ComputedArray:
+    try:
+        return _VIEWS[name](*args, **kwargs)
+    except TypeError as error:
+        raise Break(f"numpy's {name} is called in a form that no view of a tensor has", _ADVICE) from error
+
+
 @callable_rule(_Method)
 def _call_method(interpreter: TracingInterpreter, method: Any, args: Arguments, kwargs: Keywords) -> Any:
     name, value = method.name, method.value
     if name in _VIEWS and not value.is_scalar:
-        return _VIEWS[name](value, *args, **kwargs)
+        return _viewed(name, (value, *args), kwargs)
     if name == "item" and not args and not kwargs:
         return interpreter.call_torch(torch.Tensor.item, (value.tensor,), {})
     if name == "tolist":
@@ -280,9 +296,9 @@ def _compute(
     interpreter: TracingInterpreter, function: Any, args: Arguments, kwargs: Keywords, method: str = ""
 ) -> Any:
     """A pure function of NumPy's as one node; raises :class:`Break` where it cannot be one."""
-    if function is not operator.methodcaller and function.__name__ in _VIEWS and type(args[0]) is ComputedArray:
-        return _VIEWS[function.__name__](*args, **kwargs)
     name = method or function.__name__
+    if not method and name in _VIEWS and args and type(args[0]) is ComputedArray and not args[0].is_scalar:
+        return _viewed(name, args, kwargs)
     tensors: list[ComputedArray] = []
     if kwargs.get("out") is not None:
         raise Break(_WRITTEN, _ADVICE)
@@ -291,6 +307,9 @@ def _compute(
 
     def run(*given: torch.Tensor) -> Sequence[torch.Tensor]:
         arrays = [tensor.numpy() for tensor in given]
+        for array in arrays:
+            # An output that is given by its position would be written to past autograd.
+            array.setflags(write=False)
         positional, keywords = _filled(
             template, [array[()] if flag else array for array, flag in zip(arrays, flags, strict=True)]
         )
@@ -315,6 +334,8 @@ def _compute(
     except CaptureError as error:
         raise Break(error.what, error.advice) from error
     except (TypeError, ValueError) as error:
+        if "read-only" in str(error):
+            raise Break(_WRITTEN, _ADVICE) from error
         if type(error) in (TypeError, ValueError) and "dtype" not in str(error):
             raise
         raise Break(f"numpy's {name} returns what torch has no type for", _ADVICE) from error
@@ -354,7 +375,9 @@ def _template(interpreter: TracingInterpreter, value: Any, tensors: list[Compute
     except private_tracing.DATA_DEPENDENT_ERRORS as error:
         raise Break("NumPy is given a number made of data", _ADVICE) from error
     if kind in ARRAY and interpreter.values.source_of(value) is None:
-        return value.copy(order="K")
+        constant = value.copy(order="K")
+        constant.setflags(write=False)
+        return constant
     is_type = isinstance(value, type) and value.__module__ in ("numpy", "builtins")
     if is_type or type(value) in _PLAIN or isinstance(value, (*SCALAR, NUMPY.dtype)):
         return value

@@ -17,7 +17,14 @@ PROGRAMS: dict[str, Callable[[torch.Tensor], Any]] = {
     "reductions": lambda x: (np.sum(x.numpy(), axis=0), x.numpy().sum(), x.numpy().mean(1), np.std(x.numpy())),
     "operators": lambda x: ((a := x.numpy()) * 2 + 1, -a, a > 0, a @ a.T, a / np.float64(3), 1 - a),
     "views": lambda x: ((a := x.numpy())[0], a[1, 2], a[:, 1:3], a.T, a.reshape(-1), np.transpose(a), a.swapaxes(0, 1)),
-    "numbers": lambda x: ((s := (x + 1).numpy().sum()) * 2, s > 0, np.sqrt(np.abs(s)), torch.tensor(s), s.item()),
+    "numbers": lambda x: (
+        (s := (x + 1).numpy().sum()) * 2,
+        s > 0,
+        np.sqrt(np.abs(s)),
+        torch.tensor(s),
+        s.item(),
+        np.asarray(s),
+    ),
     "facts": lambda x: ((a := x.numpy()).shape, a.ndim, a.dtype, a.size, a.nbytes, len(a), isinstance(a, np.ndarray)),
     "several": lambda x: (np.concatenate([(a := x.numpy()), a * 2]), np.stack([a, a]), np.meshgrid(a[0], a[1])),
     "back": lambda x: (torch.from_numpy(x.numpy() * 2).sin(), torch.as_tensor(np.tanh(x.numpy())) * x),
@@ -97,9 +104,18 @@ def test_numpy_warns_of_the_numbers_of_the_call() -> None:
         lambda x: np.nonzero(x.numpy()),
         lambda x: np.flip(x.numpy(), 0),
         lambda x: np.add(x.numpy(), 1, out=np.zeros((3, 4), np.float32)),
+        lambda x: np.add(x.numpy(), 1, np.zeros((3, 4), np.float32)),
+        lambda x: (np.add(x.numpy(), 1, x.numpy()), x),
+        lambda x: (np.dot(x.numpy(), x.numpy().T, np.zeros((3, 3), np.float32)), x),
+        lambda x: (np.cumsum(x.numpy(), 0, None, x.numpy()), x),
         lambda x: x.numpy().fill(1),
         lambda x: float(x.numpy().sum()) if x.numpy().any() else 0,
         lambda x: x.requires_grad_().numpy(),
+        lambda x: x.numpy().strides,
+        lambda x: x.numpy().squeeze(1),
+        lambda x: np.asarray(x.numpy(), dtype=np.float64),
+        lambda x: np.ravel(x.numpy(), order="F"),
+        lambda x: torch.from_numpy(x.numpy().sum()),
     ],
 )
 def test_what_a_graph_cannot_hold_is_refused_and_runs_for_real(program: Callable[[torch.Tensor], Any]) -> None:
@@ -111,6 +127,6 @@ def test_what_a_graph_cannot_hold_is_refused_and_runs_for_real(program: Callable
     for function in (program, compiled):
         try:
             results.append(_seen(function(x.clone())))
-        except RuntimeError as error:
+        except (RuntimeError, TypeError, ValueError) as error:
             results.append(str(error))
     same(*results)
