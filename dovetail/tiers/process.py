@@ -18,6 +18,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import torch
+
 from dovetail.tiers.worker import write_whole
 
 
@@ -34,9 +36,14 @@ def number_of(name: str, default: float) -> float:
 
 #: A job may take so long before its process is stopped.
 SECONDS = number_of("DOVETAIL_TIERS_SECONDS", 900)
-#: How much the background gives way to a program that uses all cores. Two compilers beside two threads of training had 26 % of the
-#: CPU time with 5, 40 % with 2 and half of it with 0; with 19 nothing was left for them.
-NICENESS = int(number_of("DOVETAIL_TIERS_NICE", 2))
+#: How much the background gives way to a program that uses all cores.
+NICENESS = int(number_of("DOVETAIL_TIERS_NICE", 15))
+#: For each second that such a program computes, it leaves the cores to the background for so many. While both compute at once, the
+#: threads of one operator wait for each other's turns: on two cores, a GPT's steps took 4.0 s instead of 0.1 until its kernels were
+#: there, which was after 32 s; in turns of 1 to 2 the steps take 0.36 s, and the kernels 20 s.
+REST = number_of("DOVETAIL_TIERS_REST", 2.0)
+#: The longest of these pauses, and the least work that is worth one, in seconds.
+_LONGEST_REST, _SHORTEST_WORK = 5.0, 0.02
 #: A process that is killed again and again is not started any more.
 MOST_STARTS = 8
 #: Between two looks at what a job has come to; a look is a question to the file system.
@@ -66,6 +73,7 @@ class Worker:
         self._lock = threading.Lock()
         self._process: subprocess.Popen[bytes] | None = None
         self._starts = 0
+        self._rested_at = time.process_time()
         atexit.register(self.stop)
 
     @property
@@ -99,7 +107,8 @@ class Worker:
                     stdout=words,
                     stderr=words,
                     env={**os.environ, "PYTHONPATH": os.pathsep.join(paths)},
-                    start_new_session=True,
+                    # A session of its own would be a group of its own for Linux (autogroup), and its niceness without effect here.
+                    process_group=0,
                 )
 
     def submit(self, job: dict[str, Any]) -> Job:
@@ -108,9 +117,19 @@ class Worker:
         with self._lock:
             self._next_number += 1
             number = self._next_number
+            self._rested_at = time.process_time()
         text = json.dumps({**job, "seconds": SECONDS})
         write_whole(self.folder / f"{number}.job", text)
         return Job(self, number)
+
+    def let_it_work(self) -> None:
+        """Sleep in proportion to what this process has computed since the last time, where its threads take all cores."""
+        cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+        worked = (time.process_time() - self._rested_at) / cores
+        if worked >= _SHORTEST_WORK and torch.get_num_threads() >= cores:
+            time.sleep(min(REST * worked, _LONGEST_REST))
+        if worked >= _SHORTEST_WORK:
+            self._rested_at = time.process_time()
 
     def exit_status(self) -> int | None:
         """The status of the process that has ended, 0 for one that was ended by us; None while it runs."""
@@ -158,6 +177,10 @@ class Job:
 
     def _file(self, kind: str) -> Path:
         return self._worker.folder / f"{self._number}.{kind}"
+
+    def let_it_work(self) -> None:
+        """Leave the cores to it for a while, as often as this process uses all of them."""
+        self._worker.let_it_work()
 
     @property
     def stage(self) -> str | None:

@@ -163,6 +163,9 @@ class SwappingRun:
             return region[0].runs[self](inputs)  # type: ignore[no-any-return]
         if self._before is not None:
             self._take_turn(inputs)
+            job = self._job
+            if job is not None:
+                job.let_it_work()
         if region is not None:
             region[0].runs[self] = self._run
         return self._run(inputs)

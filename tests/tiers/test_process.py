@@ -72,6 +72,37 @@ def test_does_jobs_in_order_and_says_how_far_it_is(worker: Worker, tmp_path: Pat
     assert answer_of(third) == Answer("unfit", "UnportableError: other switches")
 
 
+def test_it_is_a_group_of_its_own_in_the_session_of_the_program(worker: Worker) -> None:
+    """The group can be ended as a whole; a session would make the niceness one among strangers (autogroup)."""
+    worker.start()
+    assert worker.pid is not None
+    assert os.getsid(worker.pid) == os.getsid(0)
+    assert os.getpgid(worker.pid) == worker.pid
+
+
+def test_a_program_that_takes_all_cores_takes_turns_with_it(worker: Worker, monkeypatch: pytest.MonkeyPatch) -> None:
+    slept: list[float] = []
+    computed = [10.0]
+    cores = len(os.sched_getaffinity(0))
+    monkeypatch.setattr(process.time, "sleep", slept.append)
+    monkeypatch.setattr(process.time, "process_time", lambda: computed[0])
+    monkeypatch.setattr(process.torch, "get_num_threads", lambda: cores)
+    worker._rested_at = 10.0
+    worker.let_it_work()
+    assert slept == []
+    computed[0] += cores * 0.1
+    worker.let_it_work()
+    worker.let_it_work()
+    assert slept == [pytest.approx(process.REST * 0.1)]
+    computed[0] += cores * 100.0
+    worker.let_it_work()
+    assert slept[1:] == [process._LONGEST_REST]
+    computed[0] += cores * 100.0
+    monkeypatch.setattr(process.torch, "get_num_threads", lambda: cores - 1)
+    worker.let_it_work()
+    assert len(slept) == 2, "a core is free for it"
+
+
 def test_a_crash_fails_its_job_and_no_other(worker: Worker, tmp_path: Path) -> None:
     first, second = worker.submit(job("die")), worker.submit(job("write", path=str(tmp_path / "two")))
     answer = answer_of(first)
