@@ -15,6 +15,7 @@ from dovetail.aot.joint_graph import JointGraph
 from dovetail.aot.nodes import needed_for, writes_in_place
 from dovetail.aot.steps import Lowering, Table, decomposes
 from dovetail.errors import GraphInvalidError
+from dovetail.passes.decomposed_again import Repeats
 from dovetail.torch_private import numbers as private_numbers
 from dovetail.torch_private import operators as private_operators
 from dovetail.torch_private import sizes as private_sizes
@@ -59,10 +60,14 @@ class _Tracer(private_tracing.PythonKeyTracer):
 
     def create_node(self, *args: Any, **kwargs: Any) -> torch.fx.Node:
         node: torch.fx.Node = super().create_node(*args, **kwargs)
+        self.inherit(node)
+        return node
+
+    def inherit(self, node: torch.fx.Node) -> None:
+        """Note where a new node comes from."""
         if self.origin is not None:
             node.meta.update({key: value for key, value in self.origin.meta.items() if key not in ABOUT_THE_VALUE})
             self.origins[node.name] = self.origin.name
-        return node
 
 
 class _Decomposer(torch.fx.Interpreter):
@@ -75,6 +80,11 @@ class _Decomposer(torch.fx.Interpreter):
         self.fake_mode = fake_mode
         self.extra_traceback = False
         self._attributes: dict[str, Any] = {}
+        self._repeats = Repeats(tracer, fake_mode, tracer.inherit)
+
+    def call_function(self, target: Any, args: Any, kwargs: Any) -> Any:
+        """Decompose and record, or copy what an equal call has recorded."""
+        return self._repeats.run(target, args, kwargs)
 
     def run_node(self, n: torch.fx.Node) -> Any:
         """Run one node; what it records belongs to it."""
@@ -97,8 +107,7 @@ class _Decomposer(torch.fx.Interpreter):
         args, kwargs = self.fetch_args_kwargs_from_env(n)
         laid_out = self._as_laid_out(args[0], base)
         self.tracer.origin = n
-        target: Any = n.target
-        return target(laid_out, *args[1:], **kwargs)
+        return self._repeats.run(n.target, (laid_out, *args[1:]), kwargs)
 
     def output(self, target: Any, args: Any, kwargs: Any) -> Any:
         """Keep the strides that the old outputs had; a decomposition may lay its result out in another way."""
