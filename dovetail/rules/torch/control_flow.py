@@ -23,6 +23,7 @@ from dovetail.frontend.code.points import is_bound
 from dovetail.frontend.protocol import TracingInterpreter
 from dovetail.frontend.rules import Arguments, Keywords, rule
 from dovetail.frontend.values.leaves import is_leaf_value
+from dovetail.rules.refusals import refuse
 from dovetail.torch_private import libraries as private_libraries
 from dovetail.torch_private import sizes as private_sizes
 from dovetail.torch_private import tensors as private_tensors
@@ -245,14 +246,9 @@ def _cond(interpreter: TracingInterpreter, args: Arguments, kwargs: Keywords) ->
 
 # --- functions that are compiled by torch itself ----------------------------------------------------------------------
 
-
-def _refuse(function: Any) -> None:
-    @rule(function)
-    def refuse(interpreter: TracingInterpreter, args: Arguments, kwargs: Keywords) -> Any:
-        """Torch hands the functions that it is given to torch.compile, which cannot read a trace of Dovetail's."""
-        advice = "write it with operators of torch, or call it outside of the compiled function"
-        raise Break(f"{function.__name__} compiles the functions that it is given with torch.compile", advice)
-
-
-for _function in (private_libraries.flex_attention(), *private_libraries.loop_functions()):
-    _refuse(_function)
+# torch.compile cannot read a trace of Dovetail's.
+refuse(
+    (private_libraries.flex_attention(), *private_libraries.loop_functions()),
+    "{name} compiles the functions that it is given with torch.compile",
+    "write it with operators of torch, or call it outside of the compiled function",
+)
