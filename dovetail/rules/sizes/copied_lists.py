@@ -13,7 +13,6 @@ from dovetail.torch_private import sizes as private_sizes
 def _copying(kind: type) -> None:
     any_items = rule[kind]
 
-    @rule(kind)
     def handler(interpreter: TracingInterpreter, args: Arguments, kwargs: Keywords) -> Any:
         if len(args) == 1 and not kwargs and type(args[0]) in (list, tuple):
             given = args[0]
@@ -24,6 +23,8 @@ def _copying(kind: type) -> None:
                     interpreter.guard_length(given)
                     return kind(items)
         return any_items(interpreter, args, kwargs)
+
+    rule[kind] = handler
 
 
 for _kind in sequences.COPIED:
