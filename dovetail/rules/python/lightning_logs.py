@@ -31,7 +31,7 @@ def _found(interpreter: TracingInterpreter, function: Any, args: Arguments, kwar
         return None
     if function.__module__ not in _MODULES or function.__qualname__ != f"LightningModule.{function.__name__}":
         return None
-    rule(function)(functools.partial(_log, function))
+    rule[function] = functools.partial(_log, function)
     return Instead(function, args, kwargs)
 
 
