@@ -7,7 +7,6 @@ import torch
 from dovetail.rules.refusals import refuse
 from dovetail.torch_private import autograd_nodes as private_autograd_nodes
 
-
 refuse(
     (private_autograd_nodes.queue_callback,),
     "queue_callback has a function called when the backward ends",

@@ -12,7 +12,6 @@ from dovetail.frontend.protocol import TracingInterpreter
 from dovetail.frontend.rules import Arguments, Instead, Keywords, rule
 from dovetail.rules.refusals import refuse
 
-
 refuse(
     (compile, capture),
     "dovetail.{name} is called inside of a compiled function",

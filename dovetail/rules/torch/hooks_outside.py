@@ -30,7 +30,7 @@ class HooksOutside:
         interpreter.trace.at_close.append(lambda: vars(self).clear())
 
     def note(self, tensor: torch.Tensor) -> Any:
-        """The key of a registration in the graph. Raises :class:`Break` where an earlier attempt has found that it cannot be there."""
+        """The key of a registration in the graph. Raises :class:`Break` where an earlier attempt found that it cannot be there."""
         frame = self._interpreter.frames[-1]
         at = ("hook outside", frame.code, frame.position)
         self._passes[at] += 1
