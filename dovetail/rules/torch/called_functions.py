@@ -20,7 +20,11 @@ _AMBIENT = frozenset(
         *("is_grad_enabled", "is_inference_mode_enabled", "get_default_dtype", "get_default_device"),
         *("is_anomaly_enabled", "is_autocast_enabled", "is_autocast_cpu_enabled", "is_autocast_cache_enabled"),
         *("get_autocast_cpu_dtype", "get_autocast_gpu_dtype", "are_deterministic_algorithms_enabled"),
-        *("is_anomaly_check_nan_enabled", "is_deterministic_algorithms_warn_only_enabled", "get_deterministic_debug_mode"),
+        *(
+            "is_anomaly_check_nan_enabled",
+            "is_deterministic_algorithms_warn_only_enabled",
+            "get_deterministic_debug_mode",
+        ),
         *("is_compiling", "get_float32_matmul_precision", "is_scripting"),
     }
 )

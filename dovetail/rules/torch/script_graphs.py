@@ -53,7 +53,20 @@ def _whole_number(value: torch.Tensor) -> Any:
     return value.item()
 
 
-_DTYPES = ("uint8", "int8", "int16", "int32", "int64", "float16", "float32", "float64", "", "complex64", "complex128", "bool")
+_DTYPES = (
+    "uint8",
+    "int8",
+    "int16",
+    "int32",
+    "int64",
+    "float16",
+    "float32",
+    "float64",
+    "",
+    "complex64",
+    "complex128",
+    "bool",
+)
 #: TorchScript's numbers for types, layouts and memory formats, by the name of the type in a schema.
 _NUMBERED: dict[str, dict[int, Any]] = {
     "ScalarType": {number: getattr(torch, name) for number, name in enumerate(_DTYPES) if name} | {15: torch.bfloat16},
@@ -69,7 +82,22 @@ def _number_of_dtype(value: torch.Tensor) -> int:
     return _DTYPE_NUMBERS[value.dtype]
 
 
-_OPERATORS = ("add", "sub", "mul", "floordiv", "neg", "eq", "ne", "lt", "le", "gt", "ge", "__and__", "__or__", "__getitem__")
+_OPERATORS = (
+    "add",
+    "sub",
+    "mul",
+    "floordiv",
+    "neg",
+    "eq",
+    "ne",
+    "lt",
+    "le",
+    "gt",
+    "ge",
+    "__and__",
+    "__or__",
+    "__getitem__",
+)
 #: Operators on numbers and lists, by TorchScript's names.
 _ON_NUMBERS: dict[str, Callable[..., Any]] = {
     **{f"aten::{name}": getattr(operator, name) for name in _OPERATORS},
