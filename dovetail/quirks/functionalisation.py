@@ -108,7 +108,7 @@ def strides_of(tensor: torch.Tensor) -> list[int]:
 
 
 def _has_default_strides(tensor: torch.Tensor) -> bool:
-    """Whether a tensor has the strides of a new one. Those of an empty result are not what the fake kernel says."""
+    """Whether a tensor has the strides of a new one. The fake kernel is wrong about those of an empty result."""
     return not _is_empty(tensor) and strides_of(tensor) == new_strides(tensor.shape)
 
 

@@ -1,7 +1,7 @@
 """PyTorch Lightning's ``self.log`` and ``self.log_dict``: numbers for the trainer, which reads them when the step has returned.
 
-They are called after the graph, with the values that the tensors had where the program logs them. What is no tensor, number,
-flag or name (a metric that counts, a function that reduces) breaks the graph.
+They are called after the graph, with the values that the tensors had where the program logs them. Anything else than a
+tensor, a number, a flag or a name (a metric that counts, a function that reduces) breaks the graph.
 """
 
 from __future__ import annotations

@@ -74,7 +74,7 @@ def root(array: Any) -> Any:
 
 
 def _content(array: Any) -> Any:
-    """What an array holds, to be compared; None where it shares the memory of something else than an array."""
+    """The items and layout of an array, to be compared; None where it shares the memory of something else than an array."""
     is_plain = type(array) in ARRAY and root(array).base is None
     return (array.dtype.str, array.shape, array.strides, array.tobytes()) if is_plain else None
 

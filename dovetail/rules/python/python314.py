@@ -94,7 +94,7 @@ refuse((make_template,), "a template string keeps its values as they are", is_cl
 
 
 def _build_interpolation(interpreter: FrameRunner, frame: Frame, instruction: Instruction) -> Any:
-    """What ``Interpolation`` is made of; the whole template is made at once."""
+    """Push the arguments of ``Interpolation``; the whole template is made at once."""
     specification = frame.stack.pop() if instruction.arg & 1 else ""
     value, expression = pop_many(frame, 2)
     return value, expression, (None, "s", "r", "a")[instruction.arg >> 2], specification

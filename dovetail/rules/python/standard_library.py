@@ -127,7 +127,7 @@ def _deepcopy(interpreter: TracingInterpreter, args: Arguments, kwargs: Keywords
 
 @rule(object.__reduce_ex__)
 def _reduce(interpreter: TracingInterpreter, args: Arguments, kwargs: Keywords) -> Any:
-    """What ``copy.copy`` asks of an object: it hands on to ``__reduce__``, and calls other methods of its class."""
+    """Reduce an object for ``copy.copy``: by its ``__reduce__``, and other methods of its class."""
     method = python_method(args[0], "__reduce__") if args else None
     if method is not None:
         return interpreter.call(types.MethodType(method, args[0]), (), {})

@@ -1,7 +1,7 @@
 """Sparse tensors in the program: values that only whole calls look into.
 
-What a program may ask of a sparse tensor without a call (its size, type, layout) is guarded. All else that is not a call of
-torch breaks the graph.
+Attributes that a program reads without a call (size, type, layout) are guarded. Everything else that is not a call of torch breaks
+the graph.
 """
 
 from __future__ import annotations

@@ -28,7 +28,7 @@ _AMBIENT = frozenset(
         *("is_compiling", "get_float32_matmul_precision", "is_scripting"),
     }
 )
-# What the machine has, or what the state of kernels says.
+# Questions about the machine, or about the state of kernels.
 _FIXED = ("torch.cuda", "torch.xpu", "torch.mps", "torch.mtia", "torch.accelerator", "torch.backends")
 
 
@@ -63,7 +63,7 @@ def _guard_names(interpreter: TracingInterpreter, function: types.FunctionType, 
                 if isinstance(found, types.FunctionType) and place is table and id(found) not in seen:
                     _guard_names(interpreter, found, seen)
         if name.isupper() and type(table.get(name)) is dict:
-            # What was registered.
+            # A table of registered functions.
             source = ItemSource(values.pin(table, str(table["__name__"])), name)
             values.guard(source, Length(len(table[name])), f"{function.__qualname__} was called")
 

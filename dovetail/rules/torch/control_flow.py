@@ -1,8 +1,8 @@
 """``torch.cond`` on data is one node of the graph; ``flex_attention``, ``map``, ``scan`` and ``while_loop`` break it.
 
 Both functions of a ``cond`` are interpreted once: the torch calls that they make are programs of the tensors that they use, from
-closures and modules too, and one node runs the one or the other for real, with eager's derivatives. What torch
-itself refuses (functions that write, views, results that differ) breaks the graph, so that torch says why.
+closures and modules too, and one node runs the one or the other for real, with eager's derivatives. Functions that torch
+itself refuses (they write, return views or differ in their results) break the graph, so that torch says why.
 """
 
 from __future__ import annotations

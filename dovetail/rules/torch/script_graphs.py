@@ -110,7 +110,7 @@ _ON_NUMBERS: dict[str, Callable[..., Any]] = {
     "aten::slice": _slice,
     "aten::_set_item": _set_item,
 }
-#: What is asked of tensors, and of anything.
+#: Questions to tensors, and to anything.
 _QUESTIONS: dict[str, Callable[..., Any]] = {
     "aten::__is__": operator.is_,
     "aten::__isnot__": operator.is_not,

@@ -18,7 +18,7 @@ from dovetail.torch_private import state as private_state
 from dovetail.trace.trace import open_trace
 
 _EFFECTS = ("prim::Print", "aten::warn", "prim::SetAttr")
-#: What the texts of errors have in common that come from asking for the data of traced tensors; TorchScript hides their classes.
+#: Parts of the texts of errors that come from asking for the data of traced tensors; TorchScript hides their classes.
 _OF_DATA = (
     "GuardOnDataDependentSymNode",
     "DataDependentOutputException",
