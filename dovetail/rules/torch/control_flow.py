@@ -177,13 +177,11 @@ class _Given(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, *tensors: torch.Tensor) -> tuple[torch.Tensor, ...]:
-        """See :class:`torch.autograd.Function`."""
         ctx.like = [torch.empty_like(item, device="meta") for item in tensors]
         return tuple(item.view_as(item) for item in tensors)
 
     @staticmethod
     def backward(ctx: Any, *gradients: torch.Tensor) -> Any:
-        """See :class:`torch.autograd.Function`."""
         pairs = zip(gradients, ctx.like, strict=True)
         return tuple(item.new_empty_strided(like.shape, like.stride()).copy_(item.detach()) for item, like in pairs)
 
@@ -193,13 +191,11 @@ class _Connected(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, result: torch.Tensor, *given: torch.Tensor) -> torch.Tensor:
-        """See :class:`torch.autograd.Function`."""
         ctx.like = [(torch.empty_like(item, device="meta"), item.device) for item in given]
         return result.view_as(result)
 
     @staticmethod
     def backward(ctx: Any, gradient: torch.Tensor) -> Any:
-        """See :class:`torch.autograd.Function`."""
         return None, *[torch.zeros_like(item, device=device) for item, device in ctx.like]
 
 
