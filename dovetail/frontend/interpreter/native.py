@@ -143,8 +143,8 @@ class NativeCalls(TracingInterpreter):
         else:
             return result
         trace.forgive_data_symbols(data_symbols)
-        for handler in data_rule:
-            return handler(self, function, args, kwargs)
+        for whole in data_rule:
+            return whole(self, function, args, kwargs)
         raise Break(f"{_name(function)} needs the values of a tensor", "keep the value in a tensor")
 
     def _callbacks(self, function: Any, owner: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
