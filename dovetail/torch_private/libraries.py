@@ -13,6 +13,8 @@ from torch._ops import HigherOrderOperator, OpOverload, _higher_order_ops
 from torch._subclasses import FakeTensorMode
 from torch._subclasses.functional_tensor import FunctionalTensorMode
 
+from dovetail.versions import parse
+
 enter_function_mode: Callable[[Any], None] = torch.overrides._push_mode
 
 
@@ -71,13 +73,35 @@ def overrides_torch_function(value: Any) -> bool:
     return type(value) is not torch.Tensor and implementation not in (None, torch._C._disabled_torch_function_impl)
 
 
+def loop_operators() -> tuple[HigherOrderOperator, HigherOrderOperator, HigherOrderOperator]:
+    """The operators of ``map``, ``scan`` and ``while_loop``."""
+    from torch._higher_order_ops.map import map_impl
+    from torch._higher_order_ops.scan import scan_op
+    from torch._higher_order_ops.while_loop import while_loop_op
+
+    return map_impl, scan_op, while_loop_op
+
+
 def loop_functions() -> tuple[Any, Any, Any]:
-    """``map``, ``scan`` and ``while_loop`` of torch's control flow."""
+    """The functions that check and flatten what these operators are given."""
     from torch._higher_order_ops.map import map as mapped
     from torch._higher_order_ops.scan import scan
     from torch._higher_order_ops.while_loop import while_loop
 
     return mapped, scan, while_loop
+
+
+#: Whether the gradients of ``scan`` are those of the loop; before, what a round returns and hands on counts otherwise.
+DIFFERENTIATES_SCANS = parse(torch.__version__) >= (2, 13)
+
+
+def compiling_functions() -> tuple[Any, Any]:
+    """Functions by which torch's control flow hands itself to torch.compile, in eager too: given a function with a tuple of
+    arguments (None before torch 2.12), and with its arguments.
+    """
+    from torch._higher_order_ops import utils
+
+    return getattr(utils, "_hop_compile_and_call", None), utils._maybe_compile_and_run_fn
 
 
 def flex_attention() -> Any:

@@ -1,4 +1,4 @@
-"""``torch.cond`` on data is one node of the graph; ``flex_attention``, ``map``, ``scan`` and ``while_loop`` break it.
+"""``torch.cond`` on data is one node of the graph; ``flex_attention`` breaks it.
 
 Both functions of a ``cond`` are interpreted once: the torch calls that they make are programs of the tensors that they use, from
 closures and modules too, and one node runs the one or the other for real, with eager's derivatives. Functions that torch
@@ -46,6 +46,7 @@ class Traced:
     given: tuple[int, ...]
     results: list[Any]
     spec: Any
+    may_not_end: bool
 
 
 def slots_of(value: Any) -> list[Any]:
@@ -141,6 +142,9 @@ def trace_branch(interpreter: TracingInterpreter, name: str, function: Any, oper
     recorder = interpreter.trace.recorder
     start = len(recorder.calls)
     results, spec = private_trees.tree_flatten(_interpret(interpreter, name, function, operands))
+    may_not_end = any(
+        getattr(getattr(call.function, "function", None), "may_not_end", False) for call in recorder.calls[start:]
+    )
     # Where they run for real, calls that are kept whole in the trace are plain calls.
     calls = tuple(
         replace(call, function=call.function.function) if isinstance(call.function, Whole) else call
@@ -159,7 +163,7 @@ def trace_branch(interpreter: TracingInterpreter, name: str, function: Any, oper
         raise Break(f"{name} cannot be one node: {recorder.refusals[0]}", ADVICE)
     if not all(recorder.number(item) in made for item in results):
         raise Break(f"a function that {name} is given returns something else than new tensors", ADVICE)
-    return Traced(calls, tuple(given), results, spec)
+    return Traced(calls, tuple(given), results, spec, may_not_end)
 
 
 # --- cond -------------------------------------------------------------------------------------------------------------
@@ -237,14 +241,16 @@ def _cond(interpreter: TracingInterpreter, args: Arguments, kwargs: Keywords) ->
     if not is_plain or condition.numel() != 1 or not callable(given["true_fn"]) or not callable(given["false_fn"]):
         raise Break("torch.cond is given something else than tensors and functions of them", ADVICE)
     branches = [trace_branch(interpreter, "torch.cond", given[name], operands) for name in ("true_fn", "false_fn")]
+    if any(item.may_not_end for item in branches):
+        raise Break("a function that torch.cond is given has a loop whose end depends on data", ADVICE)
     return interpreter.values.wrap(_conditional(interpreter, branches, condition))
 
 
-# --- functions that are compiled by torch itself ----------------------------------------------------------------------
+# --- flex_attention ---------------------------------------------------------------------------------------------------
 
 # torch.compile cannot read a trace of Dovetail's.
 refuse(
-    (private_libraries.flex_attention(), *private_libraries.loop_functions()),
+    (private_libraries.flex_attention(),),
     "{name} compiles the functions that it is given with torch.compile",
     "write it with operators of torch, or call it outside of the compiled function",
 )
