@@ -21,6 +21,7 @@ from dovetail.rules.gradients.apart import Behind, GradientsApart
 from dovetail.rules.gradients.independent_outputs import saves
 from dovetail.rules.gradients.marks import marked_gradients
 from dovetail.rules.gradients.node_hooks import LeafNodeHooks
+from dovetail.rules.torch.hooks_outside import HooksOutside
 from dovetail.torch_private import autograd_nodes as private_autograd_nodes
 from dovetail.torch_private import calls as private_calls
 from dovetail.torch_private import tracing as private_tracing
@@ -68,6 +69,7 @@ class Gradients:
         self._before: dict[int, torch.Tensor | None] = {}
         self._dropped: dict[int, int] = {}
         self._apart = interpreter.state(GradientsApart)
+        self._hooks = interpreter.state(HooksOutside)
         interpreter.effects.defer(self._effects)
 
     def read(self, traced: TracedInput) -> torch.Tensor | None:
@@ -210,6 +212,7 @@ class Gradients:
         return result
 
     def _check_freed(self, roots: Sequence[torch.Tensor]) -> None:
+        self._hooks.check_gradient()
         if torch.is_anomaly_enabled():
             raise Break(
                 "a gradient is computed inside while anomaly mode is on, which looks at every node of eager's graph",

@@ -118,7 +118,10 @@ def _register_hook(interpreter: TracingInterpreter, function: Any, args: Argumen
     trace, tape, (tensor, called) = interpreter.trace, Tape(), given
     outside = interpreter.state(HooksOutside)
     if not interpreter.values.in_backward:
-        key = outside.note(tensor)
+        key = outside.place()
+        if outside.is_outside(key):
+            return outside.wait(function.__name__, tensor, called)
+        outside.note(key, tensor)
     if function.__name__ != "register_hook":
         return NotImplemented
     entered = interpreter.trampoline(called)
@@ -138,7 +141,20 @@ def _register_hook(interpreter: TracingInterpreter, function: Any, args: Argumen
 
 @method_rule("retain_grad")
 def _retain_grad(interpreter: TracingInterpreter, function: Any, args: Arguments, kwargs: Keywords) -> Any:
-    raise Break("retain_grad keeps a gradient for after the call", "call it outside of the function")
+    given = _given(function, args, kwargs)
+    if interpreter.values.in_backward or len(given) != 1 or not isinstance(given[0], torch.Tensor):
+        return NotImplemented
+    tensor, outside = given[0], interpreter.state(HooksOutside)
+    if not tensor.requires_grad or interpreter.load_attribute(tensor, "is_leaf"):
+        return interpreter.native(function, args, kwargs)
+    if interpreter.trace.input_of(tensor) is None and not interpreter.trace.settings.one_graph:
+        return NotImplemented
+    key = outside.place()
+    if interpreter.trace.input_of(tensor) is not None or outside.is_outside(key):
+        outside.wait("retain_grad", tensor)
+    else:
+        outside.note_retained(key, tensor)
+    return None
 
 
 def _given(function: Any, args: Arguments, kwargs: Keywords) -> list[Any]:
