@@ -1,4 +1,4 @@
-"""``buffer[i] = row`` where the index is in a tensor: eager's numbers, gradients and counted writes, at a graph break."""
+"""``buffer[i] = row`` where the index is in a tensor: one graph, with eager's numbers, gradients and counted writes."""
 
 from __future__ import annotations
 
@@ -58,10 +58,12 @@ def the_buffer_itself(buffer: Tensor, row: Tensor, index: Tensor) -> Any:
     return part.sum(), row * part
 
 
+@pytest.mark.parametrize("fullgraph", [True, False])
 @pytest.mark.parametrize("program", [two_rows, a_number, more_dimensions, the_buffer_itself])
-def test_as_eager(program: Any) -> None:
+def test_one_graph(program: Any, fullgraph: bool) -> None:
     calls = [(leaf(5, 3), leaf(3), torch.tensor(index)) for index in (0, 2, -3)]
-    check_calls(program, calls, fullgraph=False)
+    compiled = check_calls(program, calls, entries=1, fullgraph=fullgraph)
+    assert not dovetail.events_of(compiled).count("graph break")
 
 
 def test_a_bank_of_features() -> None:
@@ -74,7 +76,7 @@ def test_a_bank_of_features() -> None:
 
 def test_a_second_derivative() -> None:
     found = []
-    for run in (two_rows, dovetail.compile(two_rows, backend="aten")):
+    for run in (two_rows, dovetail.compile(two_rows, backend="aten", fullgraph=True)):
         buffer, row = torch.ones(5, 3).requires_grad_(), torch.linspace(0, 1, 3, requires_grad=True)
         (first,) = torch.autograd.grad(run(buffer, row, torch.tensor(2))[0].sum(), row, create_graph=True)
         found.append((first.detach(), torch.autograd.grad(first.square().sum(), (buffer, row), allow_unused=True)))
@@ -82,7 +84,7 @@ def test_a_second_derivative() -> None:
 
 
 def test_an_index_that_lies_outside() -> None:
-    compiled = dovetail.compile(two_rows, backend="aten")
+    compiled = dovetail.compile(two_rows, backend="aten", fullgraph=True)
     compiled(torch.ones(5, 3), torch.ones(3), torch.tensor(1))
     for run in (two_rows, compiled):
         with pytest.raises(IndexError, match="out of bounds"):
