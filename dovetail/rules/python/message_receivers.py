@@ -1,12 +1,13 @@
-"""Who receives a message: handlers, filters, formatters, and what shows a warning.
+"""Who receives a message: handlers, filters, formatters, and what shows a warning. They may be the program's own code.
 
 A message is given after the graph. Nobody notices, unless what receives it shares state with the program: a handler that counts,
-where the program reads the count, or two that write to one list. So the graph breaks at a message that code of the user's own
-receives, or an object that the program knows; handlers of Python and of installed libraries share nothing with it.
+where the program reads the count, or two that write to one list. Then the graph breaks at the message. What a receiver can reach
+is found by going through the objects that it holds and the names that its functions use.
 """
 
 from __future__ import annotations
 
+import dis
 import functools
 import logging
 import sys
@@ -16,13 +17,29 @@ from collections import deque
 from collections.abc import Callable, Iterator
 from typing import Any
 
+import torch
+
 from dovetail.frontend.protocol import TracingInterpreter
 from dovetail.frontend.values.leaves import is_leaf_value
 from dovetail.guards import AttributeSource, Equals, Identity, ItemSource, Length, PinnedSource
-from dovetail.rules.python.rare_instructions import is_library_module
 
 _MOST_OBJECTS = 20_000
+_FIXED_MODULES = sys.stdlib_module_names | {"torch", "dovetail"}
+_STORES = ("STORE_GLOBAL", "DELETE_GLOBAL", "STORE_DEREF", "DELETE_DEREF")
+#: What the program and a receiver may both know without either changing it.
+_SHARED_BY_ALL = (
+    type,
+    types.ModuleType,
+    types.FunctionType,
+    types.BuiltinFunctionType,
+    types.MethodType,
+    logging.Logger,
+)
 _ITEMS = (list, tuple, set, frozenset, deque)
+
+
+def _is_fixed(module: object) -> bool:
+    return not isinstance(module, str) or module.split(".", 1)[0] in _FIXED_MODULES
 
 
 def _loggers(logger: logging.Logger) -> Iterator[logging.Logger]:
@@ -67,38 +84,111 @@ def guard_receivers(interpreter: TracingInterpreter, function: Callable[..., Any
             values.guard(ItemSource(handlers, index), Identity(handler), reason)
 
 
-def _parts(value: Any) -> Iterator[Any]:
-    if isinstance(value, dict):
-        yield from value.values()
-    elif isinstance(value, _ITEMS):
-        yield from value
-    elif isinstance(value, functools.partial):
-        yield from (value.func, *value.args, *value.keywords.values())
-    elif isinstance(value, (types.MethodType, types.BuiltinFunctionType)):
-        yield from (value.__self__, getattr(value, "__func__", None))
-    elif not isinstance(value, (type, types.ModuleType, types.FunctionType, logging.Logger, logging.LogRecord)):
-        yield from getattr(value, "__dict__", {}).values()
+class _Reach:
+    """The objects that can be reached from some, and the names of globals that functions among them use and set."""
+
+    def __init__(self, roots: list[Any]) -> None:
+        self.objects: dict[int, Any] = {}
+        self.used: set[tuple[int, str]] = set()
+        self.set: set[tuple[int, str]] = set()
+        self.cells_set = False
+        waiting = list(roots)
+        while waiting and len(self.objects) <= _MOST_OBJECTS:
+            value = waiting.pop()
+            if id(value) not in self.objects and not is_leaf_value(value):
+                self.objects[id(value)] = value
+                waiting += self._next(value)
+        self.is_complete = not waiting
+
+    def _next(self, value: Any) -> Iterator[Any]:
+        if isinstance(value, (types.ModuleType, torch.Tensor)):
+            return
+        if isinstance(value, types.FunctionType):
+            yield from () if _is_fixed(value.__module__) else self._of_function(value)
+        elif isinstance(value, (types.MethodType, types.BuiltinFunctionType)):
+            yield value.__self__
+            yield getattr(value, "__func__", None)
+        elif isinstance(value, functools.partial):
+            yield from (value.func, value.args, value.keywords)
+        elif isinstance(value, (staticmethod, classmethod, property)):
+            yield from (getattr(value, name, None) for name in ("__func__", "fget", "fset"))
+        elif isinstance(value, type):
+            for kind in () if _is_fixed(value.__module__) else value.__mro__:
+                if not _is_fixed(kind.__module__):
+                    yield from vars(kind).values()
+        elif isinstance(value, dict):
+            yield from (*dict.keys(value), *dict.values(value))
+        elif isinstance(value, _ITEMS):
+            yield from value
+        elif isinstance(value, types.CellType):
+            yield _content(value)
+        else:
+            yield type(value)
+            yield from _attributes(value)
+
+    def _of_function(self, function: types.FunctionType) -> Iterator[Any]:
+        yield from (function.__closure__, function.__defaults__, function.__kwdefaults__, vars(function))
+        table = function.__globals__
+        for code in _codes(function.__code__):
+            for name in code.co_names:
+                found = table.get(name)
+                self.used.add((id(table), name))
+                if isinstance(found, types.ModuleType) and not _is_fixed(found.__name__):
+                    self.used.update((id(vars(found)), other) for other in code.co_names)
+                    yield from (vars(found)[other] for other in code.co_names if other in vars(found))
+                yield found
+            stores = {(item.opname, item.argval) for item in dis.get_instructions(code) if item.opname in _STORES}
+            self.set.update((id(table), name) for opname, name in stores if opname.endswith("GLOBAL"))
+            self.cells_set = self.cells_set or any(opname.endswith("DEREF") for opname, _ in stores)
 
 
-def _is_users(value: Any) -> bool:
-    """Whether this is a function of the user's own, or an object of such a class."""
-    kind = value if isinstance(value, (type, types.FunctionType)) else type(value)
-    name = kind.__module__ or ""
-    return name.split(".", 1)[0] != "dovetail" and not is_library_module(sys.modules.get(name))
+def _codes(code: types.CodeType) -> Iterator[types.CodeType]:
+    yield code
+    for item in code.co_consts:
+        if isinstance(item, types.CodeType):
+            yield from _codes(item)
+
+
+def _content(cell: types.CellType) -> Any:
+    try:
+        return cell.cell_contents
+    except ValueError:
+        return None
+
+
+def _attributes(value: Any) -> Iterator[Any]:
+    try:
+        own = object.__getattribute__(value, "__dict__")
+    except AttributeError:
+        own = None
+    if isinstance(own, dict):
+        yield own
+    for kind in type(value).__mro__:
+        for member in vars(kind).values():
+            if isinstance(member, types.MemberDescriptorType):
+                try:
+                    yield member.__get__(value)
+                except AttributeError:
+                    continue
 
 
 def share_state(interpreter: TracingInterpreter, functions: list[Callable[..., Any]]) -> bool:
-    """Whether the program may see what those change that receive the messages of these functions."""
-    noted = (*interpreter.values.noted(), *interpreter.effects.written_containers())
-    known = {id(value) for value, source in noted if not isinstance(source, PinnedSource)}
-    waiting = [item for function in functions for item in receivers_of(function)]
-    seen: dict[int, Any] = {}
-    while waiting:
-        value = waiting.pop()
-        if id(value) in seen or is_leaf_value(value):
+    """Whether what receives the messages of these functions can reach what the program has read or written of the outside."""
+    roots = [item for function in functions for item in receivers_of(function)]
+    reach = _Reach(roots)
+    if not reach.is_complete:
+        return True
+    values, effects = interpreter.values, interpreter.effects
+    known = [*values.noted(), *effects.written_containers()]
+    for value, source in known:
+        if id(value) not in reach.objects or isinstance(value, _SHARED_BY_ALL) or isinstance(source, PinnedSource):
             continue
-        if id(value) in known or _is_users(value) or len(seen) > _MOST_OBJECTS:
+        if not isinstance(value, types.CellType) or reach.cells_set or effects.written(value):
             return True
-        seen[id(value)] = value
-        waiting += _parts(value)
-    return False
+    items = [guard.source for guard in values.guards.so_far() if isinstance(guard.source, ItemSource)]
+    for item in items:
+        is_global = isinstance(item.base, PinnedSource) and not item.held.is_object
+        if is_global and (id(item.base.fetch(None, (), {})), item.key) in reach.set:
+            return True
+    written = [value for value, _ in effects.written_containers() if isinstance(value, dict)]
+    return any(id(table) == owner and effects.written(table, name) for table in written for owner, name in reach.used)
