@@ -10,6 +10,8 @@ True
 from __future__ import annotations
 
 import difflib
+import linecache
+import types
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from typing import ClassVar
@@ -40,6 +42,11 @@ class UserLocation:
     stack: tuple[UserLocation, ...] = field(default=(), compare=False, repr=False)
     #: What a file is called where people read of it, by the last one; the cells of a notebook have names.
     names: ClassVar[list[Callable[[str], str]]] = [str]
+
+    @classmethod
+    def of(cls, code: types.CodeType, line: int, module: str = "") -> UserLocation:
+        """The place of a line of code."""
+        return cls(code.co_filename, line, code.co_name, linecache.getline(code.co_filename, line).strip(), module)
 
     def __str__(self) -> str:
         place = f"{self.names[-1](self.file)}:{self.line}"

@@ -8,7 +8,7 @@ function's results from them (:mod:`dovetail.runtime.spec`).
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -25,12 +25,6 @@ from dovetail.runtime.spec import FreshOutput, InputOutput, Mutation, OutputTens
 from dovetail.torch_private import sizes as private_sizes
 from dovetail.torch_private import tensors as private_tensors
 from dovetail.trace import Trace, TracedInput
-
-MadeLate = tuple[torch.Tensor, Callable[[torch.Tensor, Sequence[torch.Tensor]], torch.Tensor], bool]
-#: What makes results of other layouts than strided ones, which no graph returns. ``function(trace, value)`` gives a dense traced
-#: tensor, the call ``make(dense, inputs)`` that makes the result from it behind the graph, and whether autograd records that
-#: call. It raises :class:`CaptureError` for a result that cannot be made so.
-LATE_OUTPUTS: list[Callable[[Trace, torch.Tensor], MadeLate]] = []
 
 
 @dataclass(frozen=True)
@@ -95,7 +89,7 @@ class _Description:
     def relate(self, position: int, value: torch.Tensor) -> OutputTensor:
         """Relate the returned tensor at a position to an input or to an output of the graph."""
         if value.layout is not torch.strided:
-            return self._made_late(position, value)
+            raise CaptureError(f"a tensor with the layout {value.layout} is returned", advice="return a dense tensor")
         traced = self._trace.input_of(value)
         if traced is not None:
             return InputOutput(traced.index)
@@ -107,22 +101,6 @@ class _Description:
         if is_alone and (value._base is None or is_new_leaf(value) or of_custom_function):
             return self._alone(position, value, of_custom_function)
         return self._sharing_memory(position, value)
-
-    def _made_late(self, position: int, value: torch.Tensor) -> ViewOutput:
-        """A result of another layout, made after the graph has run."""
-        if not LATE_OUTPUTS:
-            raise CaptureError(f"a tensor with the layout {value.layout} is returned", advice="return a dense tensor")
-        base, make, is_recorded = LATE_OUTPUTS[0](self._trace, value)
-        traced = self._trace.input_of(base)
-        if traced is None and _memory(base) in self._sharing:
-            raise CaptureError(
-                f"a tensor with the layout {value.layout} is returned beside the dense tensor that it was made from",
-                advice="return a clone of the dense one",
-            )
-        output: InputOutput | FreshOutput = (
-            self._fresh(self._add(base, UserOutput(str(position)))) if traced is None else InputOutput(traced.index)
-        )
-        return ViewOutput(output, make, is_recorded, value.requires_grad)
 
     def _alone(self, position: int, value: torch.Tensor, of_custom_function: bool) -> OutputTensor:
         """A returned tensor that no other one shares memory with."""

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import functools
 import inspect
-import linecache
 import types
 from typing import Any
 
@@ -54,10 +53,7 @@ def read_when_used(function: Any) -> frozenset[str]:
 def definition_of(function: Any) -> UserLocation | None:
     """The line at which a function, or a module's forward, is defined."""
     code = code_of(function)
-    if code is None:
-        return None
-    line = code.co_firstlineno
-    return UserLocation(code.co_filename, line, code.co_name, linecache.getline(code.co_filename, line).strip())
+    return None if code is None else UserLocation.of(code, code.co_firstlineno)
 
 
 def refuse_generator_functions(function: Any) -> None:

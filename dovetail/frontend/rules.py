@@ -43,12 +43,14 @@ Rule = TypeVar("Rule", bound=Callable[..., Any])
 
 
 class Table(dict[Any, Rule], Generic[Rule]):
-    """One rule for each key."""
+    """One rule for each key; a rule in the place of another one is put there as an item."""
 
     def __call__(self, *keys: Any) -> Callable[[Rule], Rule]:
         """A decorator that registers a rule."""
 
         def register(handler: Rule) -> Rule:
+            if taken := self.keys() & set(keys):
+                raise ValueError(f"{taken} have a rule already")
             self.update(dict.fromkeys(keys, handler))
             return handler
 
@@ -162,14 +164,10 @@ class Jump:
 #: ``rule(interpreter, value, jump)`` gives the truth of a traced tensor or of a number made of data; ``jump`` is the instruction
 #: that asks, where it is one. An answer that another call may not share is guarded, or asserted in the graph.
 BranchRule = Callable[["TracingInterpreter", Any, "Jump | None"], Any]
-#: ``rule(interpreter, function, args, kwargs, result)`` does a call that needs the data of tensors. ``result`` is that of the call
-#: itself where it has one that no graph can hold (a view that lies where data says), else NotImplemented.
-DataRule = Callable[["TracingInterpreter", Any, Arguments, Keywords, Any], Any]
-
 #: The truth of a value that depends on the data of tensors.
 branch_rule: Chain[BranchRule] = Chain()
 #: A call that torch cannot trace because it needs the data of tensors.
-data_rule: Chain[DataRule] = Chain()
+data_rule: Chain[FunctionRule] = Chain()
 
 # --- kinds of value ---------------------------------------------------------------------------------------------------
 

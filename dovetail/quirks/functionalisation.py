@@ -17,18 +17,8 @@ from dovetail.trace.repeats import draws_random_numbers
 from dovetail.trace.trace import open_trace
 
 _aten = torch.ops.aten
-SAME_DTYPE = frozenset(
-    {
-        _aten.mm.default,
-        _aten.bmm.default,
-        _aten.addmm.default,
-        _aten.baddbmm.default,
-        _aten.mv.default,
-        _aten.addmv.default,
-        _aten.dot.default,
-        _aten.vdot.default,
-    }
-)
+_PRODUCTS_OF_TWO = ("mm", "bmm", "addmm", "baddbmm", "mv", "addmv", "dot", "vdot")
+SAME_DTYPE = frozenset(getattr(_aten, name).default for name in _PRODUCTS_OF_TWO)
 """Products whose operands must have one dtype."""
 
 
@@ -118,7 +108,7 @@ def strides_of(tensor: torch.Tensor) -> list[int]:
 
 
 def _has_default_strides(tensor: torch.Tensor) -> bool:
-    """Whether a tensor has the strides of a new one. Those of an empty result are not what the fake kernel says."""
+    """Whether a tensor has the strides of a new one. The fake kernel is wrong about those of an empty result."""
     return not _is_empty(tensor) and strides_of(tensor) == new_strides(tensor.shape)
 
 

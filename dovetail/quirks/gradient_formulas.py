@@ -166,7 +166,7 @@ def _with_formulas(request: GradientRequest, formulas: Formulas) -> Iterator[Non
     with contextlib.ExitStack() as stack:
         for node in _differing_nodes(request.roots, formulas) if request.trace.settings.exact else ():
             names, make = formulas[node.name()]
-            # What a node has saved comes of no call, so that a tape that goes on cannot have it.
+            # Saved values of a node come of no call, so that a tape that goes on cannot have them.
             with request.trace.recorder.paused():
                 values, function = [_saved(node, name) for name in names], make(node)
             handle = node.register_hook(functools.partial(_exact, request.trace, node.name(), function, values))

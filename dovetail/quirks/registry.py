@@ -9,8 +9,8 @@ program is right all the same, because torch has been mended and the quirk can b
 >>> @quirk(table, torch.ops.aten.sin.default, example=lambda: Example(torch.sin, [(torch.ones(2),)]))
 ... def sine(run, operator, args, kwargs):
 ...     return run(operator, args, kwargs)
->>> QUIRKS["sine"].places, table[torch.ops.aten.sin.default] is sine
-(1, True)
+>>> table[torch.ops.aten.sin.default] is QUIRKS["sine"].function is sine
+True
 >>> QUIRKS.pop("sine").remove()
 >>> table
 {}
@@ -35,8 +35,8 @@ class Example:
     """A program that shows a quirk: ``function`` is called with each of ``calls``, compiled and eagerly, and compared.
 
     Results, their strides, random numbers, errors and gradients up to ``order`` must be eager's, to the last bit if ``exact``.
-    ``graphs`` is how many graphs there may be after all calls, ``aborts`` that the process dies without the quirk, ``stays`` that
-    what the quirk does cannot be taken back in a process that has used it, ``options`` are for ``dovetail.compile``.
+    ``graphs`` is how many graphs there may be after all calls, ``stays`` that what the quirk does cannot be taken back in a process
+    that has used it, ``options`` are for ``dovetail.compile``.
     """
 
     function: Callable[..., Any]
@@ -44,7 +44,6 @@ class Example:
     order: int = 1
     exact: bool = True
     graphs: int | None = None
-    aborts: bool = False
     stays: bool = False
     options: Mapping[str, Any] = field(default_factory=dict)
 
@@ -61,11 +60,6 @@ class Quirk:
     issue: str | None
     since: tuple[int, int]
     until: tuple[int, int] | None
-
-    @property
-    def places(self) -> int:
-        """In how many places of its table the quirk stands."""
-        return len(self.keys) or 1
 
     @property
     def holds(self) -> bool:

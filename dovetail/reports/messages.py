@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import linecache
 import os
 import sys
 import sysconfig
@@ -87,10 +86,7 @@ def _calling_line() -> UserLocation | None:
     frame: FrameType | None = sys._getframe()
     while frame is not None and is_library(frame.f_code.co_filename):
         frame = frame.f_back
-    if frame is None:
-        return None
-    code, line = frame.f_code, frame.f_lineno
-    return UserLocation(code.co_filename, line, code.co_name, linecache.getline(code.co_filename, line).strip())
+    return None if frame is None else UserLocation.of(frame.f_code, frame.f_lineno)
 
 
 def _short(place: UserLocation) -> str:

@@ -12,7 +12,7 @@ import torch
 
 from dovetail.torch_private.autograd import asked_for
 
-#: What ``apply`` of a custom function is before it is bound to a class: Python up to torch 2.14, native code since then.
+#: ``apply`` of a custom function before it is bound to a class: Python up to torch 2.14, native code since then.
 FUNCTION_APPLY: Any = vars(torch.autograd.Function)["apply"]
 FUNCTION_APPLY = getattr(FUNCTION_APPLY, "__func__", FUNCTION_APPLY)
 #: Questions to the engine that may raise before all leaves count as wanted: each error takes 50 us.
@@ -21,7 +21,7 @@ _MOST_ERRORS = 4
 _LEAF_NODE: type = torch._C._functions.AccumulateGrad
 _make_saved: Any = getattr(torch._C._autograd, "_make_saved_tensor", None)
 
-#: What the modes of gradients call, and what a mode of torch's functions is told of.
+#: The function by which gradients are switched on and off; modes of torch's functions see it called.
 SET_GRAD_ENABLED: Any = torch._C._set_grad_enabled
 
 

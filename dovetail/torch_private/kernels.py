@@ -1,4 +1,4 @@
-"""Kernels that stand in for torch's own: what they call, and what torch says where its own fail."""
+"""Functions that kernels in the place of torch's own call, and the errors of torch's."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def above_autograd() -> Iterator[None]:
 
 @contextlib.contextmanager
 def noting_views() -> Iterator[None]:
-    """Note of views what they are views of, from inside a dispatch mode: those of a leaf then require a gradient."""
+    """Have views note their base, from inside a dispatch mode: those of a leaf then require a gradient."""
     excluded = torch._C._dispatch_tls_local_exclude_set().remove(torch._C.DispatchKey.ADInplaceOrView)
     included = torch._C._dispatch_tls_local_include_set().add(torch._C.DispatchKey.ADInplaceOrView)
     with torch._C._ForceDispatchKeyGuard(included, excluded):

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-import sympy  # type: ignore[import-untyped]
 import torch
 from torch.fx.experimental.proxy_tensor import get_proxy_slot, set_proxy_slot
 from torch.fx.experimental.symbolic_shapes import DimDynamic, ShapeEnv, StrictMinMaxConstraint, statically_known_true
@@ -30,25 +29,6 @@ def new_size(environment: ShapeEnv, hint: int, name: str, low: int, high: int | 
 def is_known(condition: Any) -> bool:
     """Whether a condition on sizes holds whatever they are; nothing is guarded."""
     return bool(statically_known_true(condition))
-
-
-def greater(left: Any, right: Any) -> Any:
-    """The greater of two sizes, as an expression: nothing is decided that is not known."""
-    if statically_known_true(left >= right):
-        return left
-    return right if statically_known_true(right >= left) else torch.sym_max(left, right)
-
-
-def lesser(left: Any, right: Any) -> Any:
-    """The lesser of two sizes, as an expression: nothing is decided that is not known."""
-    if statically_known_true(left <= right):
-        return left
-    return right if statically_known_true(right <= left) else torch.sym_min(left, right)
-
-
-def is_polynomial(size: Any) -> bool:
-    """Whether a size is made of symbols by sums and products alone."""
-    return not size.node.expr.has(sympy.Function)
 
 
 def node_of_number(value: Any, tracer: Any) -> torch.fx.Node | None:

@@ -175,13 +175,6 @@ def is_data_number(value: Any) -> bool:
     return is_symbolic(value) and any(map(is_made_of_data, value.node.expr.free_symbols))
 
 
-def has_data_geometry(value: object) -> bool:
-    """Whether a tensor is a view whose place in memory depends on data."""
-    if not isinstance(value, torch.Tensor) or value._base is None:
-        return False
-    return any(map(is_data_number, (*value.shape, *value.stride(), value.storage_offset())))
-
-
 def marked_dimensions(tensor: torch.Tensor, mark: str) -> set[int]:
     """The dimensions that a program has marked by ``torch._dynamo``: dynamic, weak_dynamic, unbacked, strict_unbacked, static."""
     return set(getattr(tensor, f"_dynamo_{mark}_indices", ()))

@@ -110,7 +110,6 @@ class _WholeCall(torch.autograd.Function):
         carried: Sequence[torch.Tensor | None],
         *tensors: torch.Tensor,
     ) -> tuple[torch.Tensor, ...]:
-        """See :class:`torch.autograd.Function`."""
         ctx.set_materialize_grads(False)
         found = record(trace, function, tensors)
         ctx.save_for_backward(*tensors, *(found[-1:] if function.draws else ()))
@@ -121,7 +120,6 @@ class _WholeCall(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *tangents: torch.Tensor | None) -> tuple[Any, ...]:
-        """See :class:`torch.autograd.Function`."""
         trace, function, carried = ctx.rest
         for tangent, example in zip(tangents, carried, strict=False):
             if tangent is not None and example is not None:

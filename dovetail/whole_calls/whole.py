@@ -70,11 +70,9 @@ def call_whole(function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> 
 
 
 @data_rule
-def _needs_data(
-    interpreter: TracingInterpreter, function: Any, args: tuple[Any, ...], kwargs: dict[str, Any], result: Any
-) -> Any:
+def _needs_data(interpreter: TracingInterpreter, function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """Keep a call whole that torch cannot trace."""
-    return call_whole(function, args, kwargs) if result is NotImplemented else NotImplemented
+    return call_whole(function, args, kwargs)
 
 
 def _recorded(trace: Trace, whole: Whole, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dis
 import functools
-import linecache
 import sys
 import types
 from collections.abc import Mapping
@@ -149,7 +148,7 @@ def unknown_instruction(
 
 @functools.lru_cache(maxsize=4096)
 def _location(code: types.CodeType, line: int, module: str) -> UserLocation:
-    return UserLocation(code.co_filename, line, code.co_name, linecache.getline(code.co_filename, line).strip(), module)
+    return UserLocation.of(code, line, module)
 
 
 @functools.lru_cache(maxsize=4096)

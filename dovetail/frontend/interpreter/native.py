@@ -55,7 +55,6 @@ from dovetail.runtime.recipe_builder import interpreted_of, stands_for
 from dovetail.torch_private import sizes as private_sizes
 from dovetail.torch_private import tensors as private_tensors
 from dovetail.torch_private import tracing as private_tracing
-from dovetail.torch_private import trees as private_trees
 from dovetail.trace import CaptureSettings, RefusedOperatorError, Retry
 
 _TAKING_INDICES = frozenset({range, bin, hex, oct, chr, operator.mul, operator.imul})
@@ -84,7 +83,7 @@ class NativeCalls(TracingInterpreter):
             _arguments                  containers of traced tensors, functions that come back to the interpreter
             check_opaque                nothing unguarded is handed over
             function(...)
-            _with_data                  torch cannot trace it: do the rules know how?
+            data_rule                   torch cannot trace it: do the rules know how?
             _check_sizes
     """
 
@@ -142,36 +141,16 @@ class NativeCalls(TracingInterpreter):
                 native_errors.mark_native(error)
             raise
         else:
-            # A view that lies where data says cannot leave the graph.
-            asks = trace.settings.one_graph and trace.data_symbols()
-            if not asks or not any(map(private_sizes.has_data_geometry, private_trees.tree_leaves(result))):
-                return result
-            found = self._with_data(function, args, kwargs, result)
-            if found is not result:
-                trace.forgive_data_symbols(data_symbols)
-            return found
+            return result
         trace.forgive_data_symbols(data_symbols)
-        return self._with_data(function, args, kwargs, NotImplemented)
+        for whole in data_rule:
+            return whole(self, function, args, kwargs)
+        raise Break(f"{_name(function)} needs the values of a tensor", "keep the value in a tensor")
 
     def _callbacks(self, function: Any, owner: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         owners = (owner,) if isinstance(owner, (slice, tuple, deque)) else ()
         without = HASHING if function in COMPARING else frozenset()
         return callback_codes((*owners, *args, *kwargs.values()), without)
-
-    def _with_data(self, function: Any, args: tuple[Any, ...], kwargs: dict[str, Any], result: Any) -> Any:
-        """Ask the rules for a call that needs the data of tensors."""
-        refusal: Break | None = None
-        for handler in data_rule:
-            try:
-                found = handler(self, function, args, kwargs, result)
-            except Break as stop:
-                refusal = refusal or stop
-                continue
-            if found is not NotImplemented:
-                return found
-        if result is NotImplemented:
-            raise refusal or Break(f"{_name(function)} needs the values of a tensor", "keep the value in a tensor")
-        return result
 
     def _check_sizes(self, function: Any) -> None:
         data_sizes = self.trace.settings.shapes.data_sizes

@@ -1,7 +1,7 @@
 """``.grad`` of tensors that the program sees a stand-in of: parameters spread over ranks (``DTensor``), sparse tensors.
 
-What the graph knows of such a tensor are its parts. A ``backward()`` inside of the program stops at the stand-in of a wrapper; what
-arrives there goes into the ``.grad`` of a leaf of the same class, by the class's own operators, as eager's engine would do it.
+The graph knows the parts of such a tensor only. A ``backward()`` inside of the program stops at the stand-in of a wrapper; the
+gradient goes into the ``.grad`` of a leaf of the same class, by the class's own operators, as eager's engine would do it.
 """
 
 from __future__ import annotations

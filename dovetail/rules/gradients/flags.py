@@ -78,7 +78,7 @@ class GradientFlags:
 
 
 def _make_leaf(interpreter: TracingInterpreter, target: torch.Tensor, flag: Any) -> Any:
-    """``requires_grad`` of what the program has made itself."""
+    """Set ``requires_grad`` of a tensor that the program has made itself."""
     makes_leaf = flag is True and not target.requires_grad
     if makes_leaf and not interpreter.values.in_backward and not interpreter.trace.settings.allows(_NEW_LEAVES):
         raise Break("a leaf is made that leaves the graph", "make it outside of the function")

@@ -56,7 +56,7 @@ def marked(trace: Trace, traced: TracedInput, gradient: torch.Tensor) -> torch.T
 def _mark_replicas(
     trace: Trace, leaves: Sequence[TracedInput], before: Sequence[tuple[torch.Tensor, torch.fx.Node] | None]
 ) -> None:
-    """What such a module exchanges is ``.grad`` as it is after the backward, with what was in it before."""
+    """Mark ``.grad`` as it is after the backward, with the gradient before it added: such a module exchanges that."""
     for traced, old in zip(leaves, before, strict=True):
         replica = next((item for item in trace.replicas if traced.real in item), None)
         gradient = traced.leaf.grad

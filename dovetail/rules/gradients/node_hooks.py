@@ -2,22 +2,16 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import torch
 
-from dovetail.frontend.code.frame import Break
-from dovetail.frontend.protocol import TracingInterpreter
-from dovetail.frontend.rules import Arguments, Keywords, rule
+from dovetail.rules.refusals import refuse
 from dovetail.torch_private import autograd_nodes as private_autograd_nodes
 
-
-@rule(private_autograd_nodes.queue_callback)
-def _queued(interpreter: TracingInterpreter, args: Arguments, kwargs: Keywords) -> Any:
-    raise Break(
-        "queue_callback has a function called when the backward ends",
-        "call it in a hook outside of the compiled function",
-    )
+refuse(
+    (private_autograd_nodes.queue_callback,),
+    "queue_callback has a function called when the backward ends",
+    "call it in a hook outside of the compiled function",
+)
 
 
 class LeafNodeHooks:

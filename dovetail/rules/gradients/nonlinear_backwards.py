@@ -1,8 +1,8 @@
 """Hooks and custom backwards that are not linear in their gradient, such as ``gradient.clamp(-1, 1)``.
 
 Where a compiled backward is differentiated, the gradient of a value inside arrives in two summands: one by the forward's node, one
-by that of the backward's derivative. Eager adds them up before a hook sees them. What is linear may be done to each; all else is
-refused where both arrive, by a check in the graph.
+by that of the backward's derivative. Eager adds them up before a hook sees them. A linear function may be applied to each; every
+other one is refused where both arrive, by a check in the graph.
 """
 
 from __future__ import annotations
@@ -86,7 +86,7 @@ def _require_whole(gradient: torch.Tensor) -> list[torch.Tensor]:
 
 
 def _is_linear(nodes: Sequence[Any], given: Iterable[Any], made: Iterable[Any]) -> bool:
-    """Whether what these nodes make is linear in the given gradients, as far as their operators say."""
+    """Whether the results of these nodes are linear in the given gradients, as far as their operators say."""
     depends = depending_on(nodes, set(given))
     is_known = all(_is_linear_step(node, depends) for node in nodes if node in depends)
     return is_known and all(node in depends or _is_zero(node) for node in made)

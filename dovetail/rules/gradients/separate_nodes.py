@@ -52,7 +52,7 @@ def with_separate_nodes(
     if not differ:
         return graph
 
-    # What was computed from another output, or frees what that needs, stays behind one node with it.
+    # An output that was computed from another one, or frees values that the other needs, shares its node.
     linked = [{item.output, *sources} for item, sources in graph.dependencies]
     linked += [
         {index, *(list(reached)[place] for place in freed)} for index, freed in zip(reached, freed_by, strict=True)
@@ -177,6 +177,6 @@ def _apply(groups: Groups, flags: Sequence[bool], graph: DifferentiableGraph, *g
         edges = [value.detach() if flag else value for value, flag in zip(given, is_cut_off, strict=True)]
         made = apply(shared.call, flags, outputs, *[results[index] for index in outputs], *edges)
         for index, value in zip(outputs, made, strict=True):
-            # What leads to no input at all was computed from a leaf that the program has made.
+            # An output that leads to no input was computed from a leaf that the program has made.
             results[index] = value if value.requires_grad else require_gradient(value)
     return results

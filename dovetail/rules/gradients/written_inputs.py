@@ -12,12 +12,7 @@ from dovetail.aot.joint_graph import JointGraph
 from dovetail.aot.nodes import memory_of
 from dovetail.aot.steps import reads_later
 
-_SCATTERS = (
-    "select_scatter.default",
-    "slice_scatter.default",
-    "diagonal_scatter.default",
-    "as_strided_scatter.default",
-)
+_SCATTERS = tuple(f"{name}_scatter.default" for name in ("select", "slice", "diagonal", "as_strided"))
 
 
 @reads_later

@@ -7,10 +7,10 @@ from typing import Any
 
 import torch
 
-from dovetail.frontend.code.frame import Break
 from dovetail.frontend.protocol import TracingInterpreter
 from dovetail.frontend.rules import rule
 from dovetail.rules.optim.fused_updates import NAMES, takes_symbols
+from dovetail.rules.refusals import refuse
 
 
 @rule(torch.autograd.profiler.record_function)
@@ -57,9 +57,8 @@ def _layers(function: Any) -> list[Any]:
     return found
 
 
-@rule(*_layers(torch.optim.LBFGS.step))
-def _line_search(interpreter: TracingInterpreter, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """LBFGS decides from the losses how often it calls the closure."""
-    raise Break(
-        "the values of losses decide how often LBFGS calls the closure", "compile the closure and call step() outside"
-    )
+refuse(
+    _layers(torch.optim.LBFGS.step),
+    "the values of losses decide how often LBFGS calls the closure",
+    "compile the closure and call step() outside",
+)

@@ -9,7 +9,6 @@ import types
 import typing
 import weakref
 from collections.abc import Iterator
-from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -20,7 +19,7 @@ from dovetail.frontend.interpreter.call_tables import runs_natively
 from dovetail.frontend.protocol import TracingInterpreter
 from dovetail.frontend.rules import Arguments, Keywords, callable_rule, rule, wrapper_rule
 from dovetail.frontend.values.leaves import is_leaf_value, plain_numbers
-from dovetail.guards import Answers, ComputedSource, Identity, Step
+from dovetail.guards import Answers, ComputedSource, Identity
 from dovetail.runtime.recipe_builder import MADE_BY_CALL, interpreted_of
 from dovetail.torch_private import libraries as private_libraries
 from dovetail.torch_private import sizes as private_sizes
@@ -28,20 +27,11 @@ from dovetail.torch_private import tracing as private_tracing
 from dovetail.torch_private import trees as private_trees
 
 
-@dataclass(frozen=True)
-class ReferentSource(Step):
+def _referent(reference: Any) -> Any:
     """The object that a weak reference refers to; None once that is gone."""
-
-    @property
-    def name(self) -> str:
-        """A call of the reference."""
-        return f"{self.base.name}()"
-
-    def read(self, value: Any) -> Any:
-        """The object that a weak reference refers to."""
-        if type(value) is not weakref.ReferenceType:
-            raise TypeError("no weak reference")
-        return value()
+    if type(reference) is not weakref.ReferenceType:
+        raise TypeError("no weak reference")
+    return reference()
 
 
 @callable_rule(weakref.ReferenceType)
@@ -52,7 +42,8 @@ def _reference(interpreter: TracingInterpreter, function: Any, args: Arguments, 
         raise Break(
             "a weak reference to a tensor of the function's own is asked whether it lives", "keep the tensor itself"
         )
-    return interpreter.values.read(referent, None if source is None else ReferentSource(source))
+    place = None if source is None else ComputedSource(_referent, (source,), f"{source.name}()")
+    return interpreter.values.read(referent, place)
 
 
 @rule(weakref.ref)

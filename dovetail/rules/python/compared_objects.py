@@ -1,7 +1,7 @@
 """Objects that their own ``__eq__`` or ``__hash__`` compares, where it reads more than the objects.
 
-Native code asks these methods (a key, a set, a search), so that nobody sees what they read. What the objects hold is guarded; a
-global variable, a variable of a closure or an attribute of the class that decides too is not, and the graph breaks.
+Native code asks these methods (a key, a set, a search), so that nobody sees what they read. The attributes of the objects are
+guarded; a global variable, a variable of a closure or an attribute of the class that decides too is not, and the graph breaks.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from dovetail.frontend.interpreter.lookup import instance_dict
 from dovetail.frontend.interpreter.user_code import is_user_function
 from dovetail.frontend.rules import comparison_rule
 
-#: What stays what it is under its name, as far as a comparison goes.
+#: Kinds of object that keep their meaning for a comparison as long as they have their name.
 _FIXED: Final = (type, types.ModuleType, types.BuiltinFunctionType)
 
 
@@ -65,12 +65,12 @@ def _variables(function: types.FunctionType) -> Iterator[Any]:
 
 
 def _class_data(kind: type, code: types.CodeType, held: dict[str, Any]) -> Iterator[Any]:
-    """What attributes by these names are of the class, where the object has none of its own."""
+    """The attributes of the class by the names that code uses, where the object has none of its own."""
     for name in {name for inside in _codes(code) for name in inside.co_names}:
         if name not in held:
             yield from _in_classes(kind, name)
 
 
 def _in_classes(kind: type, name: str) -> Iterator[Any]:
-    """What a class and those that it inherits from have by a name: a method may call the next one."""
+    """The attributes of a class and its bases by one name: a method may call the next one."""
     return (vars(owner)[name] for owner in kind.__mro__ if owner is not object and name in vars(owner))

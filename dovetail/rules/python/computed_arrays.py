@@ -1,7 +1,7 @@
 """NumPy arrays that a graph computes: ``x.numpy()``, and what NumPy's functions and operators make of such arrays.
 
-NumPy itself computes at every call, as one operator of the graph, so that the numbers are eager's to the last bit. What would
-share the memory of its argument (``array.T``, ``array[0]``) is a view of the traced tensor. The graph breaks for all else: writes,
+NumPy itself computes at every call, as one operator of the graph, so that the numbers are eager's to the last bit. A result that
+shares the memory of its argument (``array.T``, ``array[0]``) is a view of the traced tensor. The graph breaks for all else: writes,
 results whose size data decides, functions that are not pure.
 """
 

@@ -21,12 +21,12 @@ from dovetail.frontend.values.values import Values
 from dovetail.rules.sizes.number_tensors import WHOLE_NUMBERS, number_of
 from dovetail.torch_private import sizes as private_sizes
 
-# What these are best answered with. Python makes a word of the number that a hash is.
+# The types with which these are answered. Python cuts the number of a hash down to a word.
 _ANSWERS = {int: int, float: float, complex: complex, bytes: bytes, hash: None, format: str, os.fspath: str, iter: None}
 
 
 def as_answered(function: Any, method_name: str, owner: Any, answer: Any) -> Any:
-    """What a builtin function makes of the answer of an ``owner``'s own method: an answer of a wrong type is Python's error."""
+    """The result of a builtin function for the answer of an ``owner``'s own method: an answer of a wrong type is Python's error."""
     if function not in _ANSWERS or private_sizes.is_symbolic(answer) or type(answer) is _ANSWERS[function]:
         return answer
     kind = type(owner)

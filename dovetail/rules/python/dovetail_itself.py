@@ -10,19 +10,13 @@ from dovetail.face.module import CompiledModule, is_own, of_original
 from dovetail.frontend.code.frame import Break
 from dovetail.frontend.protocol import TracingInterpreter
 from dovetail.frontend.rules import Arguments, Instead, Keywords, rule
+from dovetail.rules.refusals import refuse
 
-
-def _refuse(function: Any) -> None:
-    @rule(function)
-    def handler(interpreter: TracingInterpreter, args: Arguments, kwargs: Keywords) -> Any:
-        raise Break(
-            f"dovetail.{function.__name__} is called inside of a compiled function",
-            "call it outside: what a compiled function calls is compiled along with it",
-        )
-
-
-for _function in (compile, capture):
-    _refuse(_function)
+refuse(
+    (compile, capture),
+    "dovetail.{name} is called inside of a compiled function",
+    "call it outside: what a compiled function calls is compiled along with it",
+)
 
 
 @rule(CompiledModule.__getattribute__)

@@ -54,7 +54,7 @@ def _items(interpreter: TracingInterpreter, value: Any) -> Iterator[Any]:
 
 
 def _gone_through(interpreter: TracingInterpreter, value: Any) -> Any:
-    """What stands for an iterable of the program's own: nobody watches native code that goes through it later."""
+    """A stand-in for an iterable of the program's own: nobody watches native code that goes through it later."""
     methods = (python_method(value, name) for name in ("__iter__", "__next__", "__getitem__"))
     if type(value).__module__.startswith("dovetail.") or not any(methods):
         return value

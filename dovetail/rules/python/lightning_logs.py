@@ -1,7 +1,7 @@
 """PyTorch Lightning's ``self.log`` and ``self.log_dict``: numbers for the trainer, which reads them when the step has returned.
 
-They are called after the graph, with the values that the tensors had where the program logs them. What is no tensor, number,
-flag or name (a metric that counts, a function that reduces) breaks the graph.
+They are called after the graph, with the values that the tensors had where the program logs them. Anything else than a
+tensor, a number, a flag or a name (a metric that counts, a function that reduces) breaks the graph.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ def _found(interpreter: TracingInterpreter, function: Any, args: Arguments, kwar
         return None
     if function.__module__ not in _MODULES or function.__qualname__ != f"LightningModule.{function.__name__}":
         return None
-    rule(function)(functools.partial(_log, function))
+    rule[function] = functools.partial(_log, function)
     return Instead(function, args, kwargs)
 
 

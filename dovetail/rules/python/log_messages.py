@@ -28,6 +28,7 @@ from dovetail.frontend.rules import Arguments, Keywords, end_rule, format_rule, 
 from dovetail.frontend.values.leaves import is_leaf_value
 from dovetail.guards import CalleeSource, ComputedSource, Equals, Identity
 from dovetail.rules.python.message_receivers import guard_receivers, share_state
+from dovetail.rules.refusals import refuse
 from dovetail.runtime.shown_frames import calling_code
 from dovetail.torch_private import sizes as private_sizes
 from dovetail.trace import Retry
@@ -235,21 +236,18 @@ def _interpret(function: types.FunctionType) -> None:
         return interpreter.run_function(function, args, kwargs)
 
 
-def _refuse(function: Callable[..., Any]) -> None:
-    @rule(function)
-    def handler(interpreter: TracingInterpreter, args: Arguments, kwargs: Keywords) -> Any:
-        raise Break(f"logging's {function.__name__} is called", "call it outside of the function")
-
-
 for _name, _function in vars(logging.LoggerAdapter).items():
     if _name in _LEVELS or _name in ("isEnabledFor", "process"):
         _interpret(_function)
-for _function in (
-    *(getattr(logging.Logger, name) for name in ("setLevel", "addHandler", "removeHandler", "handle", "callHandlers")),
-    *(logging.Filterer.addFilter, logging.Filterer.removeFilter, logging.Handler.setLevel, logging.Handler.handle),
-    *(logging.basicConfig, logging.disable, logging.captureWarnings, logging.setLoggerClass),
-):
-    _refuse(_function)
+refuse(
+    (
+        *(getattr(logging.Logger, name) for name in ("setLevel", "addHandler", "removeHandler", "handle")),
+        *(logging.Logger.callHandlers, logging.Filterer.addFilter, logging.Filterer.removeFilter),
+        *(logging.Handler.setLevel, logging.Handler.handle, logging.basicConfig, logging.disable),
+        *(logging.captureWarnings, logging.setLoggerClass),
+    ),
+    "logging's {name} is called",
+)
 
 
 # --- warnings ----------------------------------------------------------------------------------------------------------

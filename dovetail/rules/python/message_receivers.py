@@ -51,7 +51,7 @@ def _loggers(logger: logging.Logger) -> Iterator[logging.Logger]:
 
 
 def receivers_of(function: Callable[..., Any]) -> list[Any]:
-    """What gets the messages that are given by a method of a logger, or by ``warnings.warn``.
+    """The objects that get the messages given by a method of a logger, or by ``warnings.warn``.
 
     >>> logger = logging.Logger("alone")
     >>> logger.addHandler(logging.NullHandler())

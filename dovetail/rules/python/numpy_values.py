@@ -42,18 +42,9 @@ _PLAIN = (int, float, complex, bool, str, bytes, type(None), type(Ellipsis))
 #: Functions that write to an argument, call a function of the user's, show state, or touch files.
 _IMPURE = frozenset(
     {
-        *(
-            "copyto",
-            "put",
-            "place",
-            "putmask",
-            "fill_diagonal",
-            "put_along_axis",
-            "apply_along_axis",
-            "apply_over_axes",
-        ),
-        *("piecewise", "save", "savez", "savez_compressed", "savetxt", "array_repr", "array_str", "array2string"),
-        *("shares_memory", "may_share_memory", "fromregex"),
+        *("copyto", "put", "place", "putmask", "fill_diagonal", "put_along_axis", "apply_along_axis"),
+        *("apply_over_axes", "piecewise", "save", "savez", "savez_compressed", "savetxt", "array_repr", "array_str"),
+        *("array2string", "shares_memory", "may_share_memory", "fromregex"),
     }
 )
 _WRITING = frozenset({*BINARY[len(SYMBOLS) :], operator.setitem})
@@ -83,7 +74,7 @@ def root(array: Any) -> Any:
 
 
 def _content(array: Any) -> Any:
-    """What an array holds, to be compared; None where it shares the memory of something else than an array."""
+    """The items and layout of an array, to be compared; None where it shares the memory of something else than an array."""
     is_plain = type(array) in ARRAY and root(array).base is None
     return (array.dtype.str, array.shape, array.strides, array.tobytes()) if is_plain else None
 

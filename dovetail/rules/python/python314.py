@@ -5,11 +5,11 @@ from __future__ import annotations
 import importlib
 from typing import Any
 
-from dovetail.frontend.code.frame import NULL, Break, Frame, Instruction
+from dovetail.frontend.code.frame import NULL, Frame, Instruction
 from dovetail.frontend.instructions import SETS, exceptions, functions, operations, python313, shared
 from dovetail.frontend.instructions.shared import Handler, pop_many, pushes
-from dovetail.frontend.protocol import FrameRunner, TracingInterpreter
-from dovetail.frontend.rules import Arguments, Keywords, rule
+from dovetail.frontend.protocol import FrameRunner
+from dovetail.rules.refusals import refuse
 
 SETS[3, 14] = TABLE = dict[str, Handler](python313.TABLE)
 DEFERRED_ANNOTATIONS = 16
@@ -90,15 +90,11 @@ def make_template(strings: tuple[str, ...], parts: tuple[tuple[Any, ...], ...]) 
     )
 
 
-@rule(make_template)
-def _make_template(interpreter: TracingInterpreter, args: Arguments, kwargs: Keywords) -> Any:
-    raise Break(
-        "a template string keeps its values as they are", "make it outside of the compiled function", is_clean=True
-    )
+refuse((make_template,), "a template string keeps its values as they are", is_clean=True)
 
 
 def _build_interpolation(interpreter: FrameRunner, frame: Frame, instruction: Instruction) -> Any:
-    """What ``Interpolation`` is made of; the whole template is made at once."""
+    """Push the arguments of ``Interpolation``; the whole template is made at once."""
     specification = frame.stack.pop() if instruction.arg & 1 else ""
     value, expression = pop_many(frame, 2)
     return value, expression, (None, "s", "r", "a")[instruction.arg >> 2], specification

@@ -44,7 +44,7 @@ def _cleanup_throw(interpreter: FrameRunner, frame: Frame, instruction: Instruct
 
 
 def _load_global(interpreter: FrameRunner, frame: Frame, instruction: Instruction) -> None:
-    """A global name. What ``lazy import`` has left there is imported now, as Python does it."""
+    """Push a global; a ``lazy import`` behind the name is done now, as Python does it."""
     if type(frame.globals.get(instruction.argval)).__name__ == "lazy_import":
         eval(instruction.argval, frame.globals)
     python313.TABLE["LOAD_GLOBAL"](interpreter, frame, instruction)

@@ -27,7 +27,7 @@ _BUILDING = ("BUILD_STRING", "BUILD_TUPLE", "BUILD_LIST")
 
 @dataclass(frozen=True)
 class _Method:
-    """What an attribute of an unknown object is called."""
+    """The name of an attribute of an unknown object."""
 
     name: str
 
@@ -65,7 +65,7 @@ def _is_reading(value: Any) -> bool:
 
 
 def _loaded(frame: Frame, item: Instruction, owner: Any) -> Any:
-    """What an instruction loads, as far as that can be said without running code of the program."""
+    """The value that an instruction loads, as far as it is known without running code of the program."""
     name = item.argval
     if item.opname == "LOAD_GLOBAL":
         return frame.globals.get(name, getattr(builtins, name, None))

@@ -26,16 +26,26 @@ def _sequence(kind: Any) -> Any:
     def handler(interpreter: TracingInterpreter, args: Arguments, kwargs: Keywords) -> Any:
         if kind in (tuple, frozenset) and args and type(args[0]) is kind:
             return args[0]
-        items = interpreter.drain(args[0], is_hinted=kind in _ASK_FOR_THE_LENGTH) if args else []
+        items = _numbers_that_change(interpreter, args[0]) if args and kind in (list, tuple) else None
+        if items is None:
+            items = interpreter.drain(args[0], is_hinted=kind in _ASK_FOR_THE_LENGTH) if args else []
         return kind(map(interpreter.as_key, items)) if issubclass(kind, (set, frozenset)) else kind(items)
 
     return handler
 
 
-#: Their copies have the same items in the same order.
-COPIED = (list, tuple)
+def _numbers_that_change(interpreter: TracingInterpreter, given: Any) -> list[Any] | None:
+    """The items of a list or tuple of numbers of which some change from call to call; None for all else."""
+    if type(given) not in (list, tuple) or not given or not all(type(item) in (int, float) for item in given):
+        return None
+    items = [interpreter.load_item(given, position) for position in range(len(given))]
+    if not any(map(private_sizes.is_symbolic, items)):
+        return None
+    interpreter.guard_length(given)
+    return items
 
-for _kind in (*COPIED, set, frozenset):
+
+for _kind in (list, tuple, set, frozenset):
     rule[_kind] = _sequence(_kind)
 
 

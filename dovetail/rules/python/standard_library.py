@@ -26,6 +26,7 @@ from dovetail.frontend.protocol import TracingInterpreter
 from dovetail.frontend.rules import Arguments, Keywords, rule
 from dovetail.guards import Answers
 from dovetail.rules.python.conversions import as_answered
+from dovetail.rules.refusals import refuse
 
 
 def _call(function: Any, *args: Any, **kwargs: Any) -> Any:
@@ -67,18 +68,12 @@ def _exception(interpreter: TracingInterpreter, args: Arguments, kwargs: Keyword
     return interpreter.handled_exception()
 
 
-def _refuse(function: Any, reason: str) -> None:
-    @rule(function)
-    def handler(interpreter: TracingInterpreter, args: Arguments, kwargs: Keywords) -> Any:
-        raise Break(reason, "do this outside of the compiled function")
-
-
 _LOOK_AT_FRAMES: list[Any] = [sys._getframe, inspect.currentframe, inspect.stack, inspect.trace]
 _LOOK_AT_FRAMES += filter(inspect.isfunction, map(vars(traceback).get, traceback.__all__))
 for _function in _LOOK_AT_FRAMES:
-    _refuse(_function, f"{_function.__module__}.{_function.__name__} looks at the frames that are running")
-_refuse(collections.namedtuple, "a class is defined")
-_refuse(torch.func.linearize, "torch.func.linearize traces the function by itself")
+    refuse((_function,), f"{_function.__module__}.{{name}} looks at the frames that are running")
+refuse((collections.namedtuple,), "a class is defined")
+refuse((torch.func.linearize,), "torch.func.linearize traces the function by itself")
 
 
 @rule(logging.Logger.isEnabledFor)
@@ -132,7 +127,7 @@ def _deepcopy(interpreter: TracingInterpreter, args: Arguments, kwargs: Keywords
 
 @rule(object.__reduce_ex__)
 def _reduce(interpreter: TracingInterpreter, args: Arguments, kwargs: Keywords) -> Any:
-    """What ``copy.copy`` asks of an object: it hands on to ``__reduce__``, and calls other methods of its class."""
+    """Reduce an object for ``copy.copy``: by its ``__reduce__``, and other methods of its class."""
     method = python_method(args[0], "__reduce__") if args else None
     if method is not None:
         return interpreter.call(types.MethodType(method, args[0]), (), {})

@@ -3,34 +3,22 @@
 from __future__ import annotations
 
 import threading
-from dataclasses import dataclass
 from typing import Any
 
 from dovetail.frontend.code.frame import Break
 from dovetail.frontend.interpreter.lookup import class_attribute, comes_before_the_object
 from dovetail.frontend.protocol import TracingInterpreter
 from dovetail.frontend.rules import attribute_rule
-from dovetail.guards.source import Step
+from dovetail.guards import ComputedSource
 
 _load = threading.local.__getattribute__
 
 
-@dataclass(frozen=True)
-class OfThisThread(Step):
-    """An attribute that the running thread has given a thread-local object. Nobody may remember what another thread has read."""
-
-    attribute: str
-
-    @property
-    def name(self) -> str:
-        """As the program writes it."""
-        return f"{self.base.name}.{self.attribute}"
-
-    def read(self, value: Any) -> Any:
-        """The attribute of the thread that asks; raises KeyError where it has none."""
-        if not isinstance(value, threading.local):
-            raise TypeError("no thread-local object")
-        return _load(value, "__dict__")[self.attribute]
+def _of_this_thread(value: Any, attribute: str) -> Any:
+    """An attribute that the running thread has given a thread-local object; raises KeyError where it has none."""
+    if not isinstance(value, threading.local):
+        raise TypeError("no thread-local object")
+    return _load(value, "__dict__")[attribute]
 
 
 @attribute_rule(threading.local)
@@ -45,4 +33,4 @@ def _attribute(interpreter: TracingInterpreter, target: Any, name: Any) -> Any:
     interpreter.guard_not_shadowed(kind, owner, name)
     if owner is not None:
         interpreter.guard_class_item(owner, name, by_class)
-    return interpreter.values.read(own[name], OfThisThread(source, name))
+    return interpreter.values.read(own[name], ComputedSource(_of_this_thread, (source, name), f"{source.name}.{name}"))

@@ -20,6 +20,7 @@ import torch
 
 from dovetail.errors import OutgrownError
 from dovetail.frontend.code.frame import Break
+from dovetail.frontend.instructions.operations import BINARY, COMPARE, SYMBOLS
 from dovetail.frontend.protocol import TracingInterpreter
 from dovetail.frontend.rules import Arguments, number_rule
 from dovetail.frontend.values.leaves import plain_numbers
@@ -56,21 +57,8 @@ PYTHON_ONLY = EXACT_ON_INTEGERS | frozenset(
     }
 )
 """Pure functions of numbers that give a number."""
-_MARKS = {
-    operator.add: "+",
-    operator.sub: "-",
-    operator.mul: "*",
-    operator.truediv: "/",
-    operator.floordiv: "//",
-    operator.mod: "%",
-    operator.pow: "**",
-    operator.lt: "<",
-    operator.le: "<=",
-    operator.gt: ">",
-    operator.ge: ">=",
-    operator.eq: "==",
-    operator.ne: "!=",
-}
+_MARKS = {function: mark for mark, function in COMPARE.items()}
+_MARKS |= {function: mark.split()[0] for function, mark in zip(BINARY, SYMBOLS.values(), strict=False)}
 
 
 class Formula:

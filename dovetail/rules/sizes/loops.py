@@ -17,7 +17,7 @@ from dovetail.frontend.rules import rule
 from dovetail.torch_private import sizes as private_sizes
 from dovetail.trace.settings import GRAPH_BREAKS
 
-#: What an inlined comprehension prepares before it takes the iterator, from Python 3.15 on.
+#: The instructions of an inlined comprehension before it takes the iterator, from Python 3.15 on.
 _SET_UP = ("LOAD_FAST_AND_CLEAR", "SWAP", "MAKE_CELL", "BUILD_LIST", "BUILD_MAP", "BUILD_SET")
 
 

@@ -21,13 +21,7 @@ from dovetail.torch_private import sizes as private_sizes
 
 _aten = torch.ops.aten
 # The first argument is the tensor; what they may be given beside it (a memory format, a dtype) is looked at below.
-_SAME = {
-    _aten.clone.default,
-    _aten.alias.default,
-    _aten.detach.default,
-    _aten.lift_fresh_copy.default,
-    _aten._to_copy.default,
-}
+_SAME = {getattr(_aten, name).default for name in ("clone", "alias", "detach", "lift_fresh_copy", "_to_copy")}
 _OPERATORS: dict[Any, Callable[..., Any]] = {
     _aten.add.Tensor: operator.add,
     _aten.add.Scalar: operator.add,

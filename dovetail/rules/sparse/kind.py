@@ -1,7 +1,7 @@
 """Sparse tensors in the program: values that only whole calls look into.
 
-What a program may ask of a sparse tensor without a call (its size, type, layout) is guarded. All else that is not a call of
-torch breaks the graph.
+Attributes that a program reads without a call (size, type, layout) are guarded. Everything else that is not a call of torch breaks
+the graph.
 """
 
 from __future__ import annotations
@@ -22,7 +22,6 @@ from dovetail.frontend.rules import Arguments, Keywords, ValueKind, layout_rule,
 from dovetail.frontend.values.leaves import is_leaf_value
 from dovetail.frontend.values.values import Values
 from dovetail.guards import Source
-from dovetail.rules.sparse.deferred import call_that_made
 from dovetail.rules.sparse.handles import HandleSource, SparseMatch
 from dovetail.rules.sparse.value import SPARSE_TYPES, SparseValue
 from dovetail.runtime.recipe import Recipe
@@ -154,7 +153,9 @@ def _entries(interpreter: TracingInterpreter, function: Any, args: Arguments, kw
     value = args[0] if args else getattr(function, "__self__", None)
     if not isinstance(value, torch.Tensor) or value.layout is not torch.sparse_coo:
         return NotImplemented
-    call = call_that_made(interpreter.trace, value)
+    recorder = interpreter.trace.recorder
+    made = (call for call in reversed(recorder.calls) if len(call.results) == 1)
+    call = next((call for call in made if recorder.tensors[call.results[0]] is value), None)
     if call is not None and call.function is torch.sparse_coo_tensor:
         return NotImplemented
     name = getattr(function, "__name__", "")

@@ -8,9 +8,9 @@ from __future__ import annotations
 
 from typing import Any
 
-from dovetail.frontend.code.frame import Break
 from dovetail.frontend.protocol import TracingInterpreter
 from dovetail.frontend.rules import Arguments, Keywords, rule
+from dovetail.rules.refusals import refuse
 from dovetail.torch_private import kernels as private_kernels
 
 _IS_TRACED, _KERNEL, _IS_ALIGNED = private_kernels.attention_fast_path()
@@ -29,9 +29,8 @@ def _attention(interpreter: TracingInterpreter, args: Arguments, kwargs: Keyword
     return attended, weights if args[_NEEDS_WEIGHTS] else None
 
 
-@rule(_IS_ALIGNED)
-def _is_aligned(interpreter: TracingInterpreter, args: Arguments, kwargs: Keywords) -> Any:
-    raise Break(
-        "TransformerEncoder packs padded sequences in evaluation, by the values of the mask",
-        "make it with enable_nested_tensor=False, or call torch.backends.mha.set_fastpath_enabled(False)",
-    )
+refuse(
+    (_IS_ALIGNED,),
+    "TransformerEncoder packs padded sequences in evaluation, by the values of the mask",
+    "make it with enable_nested_tensor=False, or call torch.backends.mha.set_fastpath_enabled(False)",
+)

@@ -17,20 +17,18 @@ _FUNCTIONS = (types.FunctionType, types.BuiltinFunctionType)
 #: Their answers are part of the state that every check asks for, and may be others inside of the program's own blocks.
 _AMBIENT = frozenset(
     {
+        *("is_grad_enabled", "is_inference_mode_enabled", "get_default_dtype", "get_default_device"),
+        *("is_anomaly_enabled", "is_autocast_enabled", "is_autocast_cpu_enabled", "is_autocast_cache_enabled"),
+        *("get_autocast_cpu_dtype", "get_autocast_gpu_dtype", "are_deterministic_algorithms_enabled"),
         *(
-            "is_grad_enabled",
-            "is_inference_mode_enabled",
-            "get_default_dtype",
-            "get_default_device",
-            "is_anomaly_enabled",
+            "is_anomaly_check_nan_enabled",
+            "is_deterministic_algorithms_warn_only_enabled",
+            "get_deterministic_debug_mode",
         ),
-        *("is_autocast_enabled", "is_autocast_cpu_enabled", "is_autocast_cache_enabled", "get_autocast_cpu_dtype"),
-        *("get_autocast_gpu_dtype", "are_deterministic_algorithms_enabled", "is_anomaly_check_nan_enabled"),
-        *("is_deterministic_algorithms_warn_only_enabled", "get_deterministic_debug_mode", "is_compiling"),
-        *("get_float32_matmul_precision", "is_scripting"),
+        *("is_compiling", "get_float32_matmul_precision", "is_scripting"),
     }
 )
-# What the machine has, or what the state of kernels says.
+# Questions about the machine, or about the state of kernels.
 _FIXED = ("torch.cuda", "torch.xpu", "torch.mps", "torch.mtia", "torch.accelerator", "torch.backends")
 
 
@@ -65,7 +63,7 @@ def _guard_names(interpreter: TracingInterpreter, function: types.FunctionType, 
                 if isinstance(found, types.FunctionType) and place is table and id(found) not in seen:
                     _guard_names(interpreter, found, seen)
         if name.isupper() and type(table.get(name)) is dict:
-            # What was registered.
+            # A table of registered functions.
             source = ItemSource(values.pin(table, str(table["__name__"])), name)
             values.guard(source, Length(len(table[name])), f"{function.__qualname__} was called")
 

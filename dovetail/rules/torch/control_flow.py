@@ -1,8 +1,8 @@
 """``torch.cond`` on data is one node of the graph; ``flex_attention`` breaks it.
 
 Both functions of a ``cond`` are interpreted once: the torch calls that they make are programs of the tensors that they use, from
-closures and modules too, and one node runs the one or the other for real, with eager's derivatives. What torch
-itself refuses (functions that write, views, results that differ) breaks the graph, so that torch says why.
+closures and modules too, and one node runs the one or the other for real, with eager's derivatives. Functions that torch
+itself refuses (they write, return views or differ in their results) break the graph, so that torch says why.
 """
 
 from __future__ import annotations
@@ -23,6 +23,7 @@ from dovetail.frontend.code.points import is_bound
 from dovetail.frontend.protocol import TracingInterpreter
 from dovetail.frontend.rules import Arguments, Keywords, rule
 from dovetail.frontend.values.leaves import is_leaf_value
+from dovetail.rules.refusals import refuse
 from dovetail.torch_private import libraries as private_libraries
 from dovetail.torch_private import sizes as private_sizes
 from dovetail.torch_private import tensors as private_tensors
@@ -180,13 +181,11 @@ class _Given(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, *tensors: torch.Tensor) -> tuple[torch.Tensor, ...]:
-        """See :class:`torch.autograd.Function`."""
         ctx.like = [torch.empty_like(item, device="meta") for item in tensors]
         return tuple(item.view_as(item) for item in tensors)
 
     @staticmethod
     def backward(ctx: Any, *gradients: torch.Tensor) -> Any:
-        """See :class:`torch.autograd.Function`."""
         pairs = zip(gradients, ctx.like, strict=True)
         return tuple(item.new_empty_strided(like.shape, like.stride()).copy_(item.detach()) for item, like in pairs)
 
@@ -196,13 +195,11 @@ class _Connected(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, result: torch.Tensor, *given: torch.Tensor) -> torch.Tensor:
-        """See :class:`torch.autograd.Function`."""
         ctx.like = [(torch.empty_like(item, device="meta"), item.device) for item in given]
         return result.view_as(result)
 
     @staticmethod
     def backward(ctx: Any, gradient: torch.Tensor) -> Any:
-        """See :class:`torch.autograd.Function`."""
         return None, *[torch.zeros_like(item, device=device) for item, device in ctx.like]
 
 
@@ -251,9 +248,9 @@ def _cond(interpreter: TracingInterpreter, args: Arguments, kwargs: Keywords) ->
 
 # --- flex_attention ---------------------------------------------------------------------------------------------------
 
-
-@rule(private_libraries.flex_attention())
-def _flex_attention(interpreter: TracingInterpreter, args: Arguments, kwargs: Keywords) -> Any:
-    """Torch compiles the functions that it is given with torch.compile, which cannot read a trace of Dovetail's."""
-    advice = "write it with operators of torch, or call it outside of the compiled function"
-    raise Break("flex_attention compiles the functions that it is given with torch.compile", advice)
+# torch.compile cannot read a trace of Dovetail's.
+refuse(
+    (private_libraries.flex_attention(),),
+    "{name} compiles the functions that it is given with torch.compile",
+    "write it with operators of torch, or call it outside of the compiled function",
+)

@@ -1,7 +1,7 @@
 """Custom ``autograd.Function``: its forward and backward are interpreted, and the call is one call of the program.
 
-What a backward writes to a tensor that the forward has computed, the next backward of the same call (``retain_graph=True``) would
-read. A graph starts anew each time, so eager runs such functions.
+A backward may write to a tensor that the forward has computed, and the next backward of the same call (``retain_graph=True``)
+reads that. A graph starts anew each time, so eager runs such functions.
 """
 
 from __future__ import annotations
@@ -72,7 +72,7 @@ def _apply(interpreter: TracingInterpreter, args: Arguments, kwargs: Keywords) -
         # Only its own methods see functions among the arguments.
         result = interpreter.native(interpreter.state(Interpreted).of(owner).apply, tuple(given), kwargs, hands_on=True)
     if not interpreter.values.in_backward:
-        # What a backward computes is no part of the forward's tape: a replay computes it anew.
+        # Calls of a backward are no part of the forward's tape: a replay makes them anew.
         recorder.record(owner.apply, tuple(given), kwargs, result)
     if interpreter.effects.writes != writes:
         recorder.refuse_replay("a custom autograd.Function in it writes to Python objects")

@@ -10,11 +10,11 @@ from typing import Any
 import torch
 from torch.distributions import VonMises, Wishart, constraints, kl_divergence
 
-from dovetail.frontend.code.frame import Break
 from dovetail.frontend.interpreter.call_tables import interpret_modules
 from dovetail.frontend.protocol import TracingInterpreter
 from dovetail.frontend.rules import Arguments, Instead, Keywords, rule
 from dovetail.guards import ComputedSource, Identity
+from dovetail.rules.refusals import refuse
 from dovetail.torch_private.distributions import all_true_or_assert, is_all_true, registered_divergence
 
 interpret_modules("torch.distributions")
@@ -65,14 +65,5 @@ def _divergence(interpreter: TracingInterpreter, args: Arguments, kwargs: Keywor
     return Instead(found, (one, other), {})
 
 
-def _draws_until_accepted(function: Any) -> None:
-    @rule(function)
-    def handler(interpreter: TracingInterpreter, args: Arguments, kwargs: Keywords) -> Any:
-        raise Break(
-            f"{function.__qualname__} draws again until all samples are good",
-            "draw outside of the function",
-        )
-
-
 for _function in (VonMises.sample, Wishart.rsample):
-    _draws_until_accepted(_function)
+    refuse((_function,), f"{_function.__qualname__} draws again until all samples are good")

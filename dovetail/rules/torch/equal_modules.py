@@ -3,8 +3,8 @@
 ``for block in model.blocks: block.forward = dovetail.compile(block.forward)`` and ``[dovetail.compile(block) for block in blocks]``
 make a compiled function for each block. The guards of an entry start at the callee and hold no module by its identity; the graph
 takes parameters and buffers as inputs, found from the callee at each call. So an entry is right for another module if its
-guards hold there, as it is right for the first module after any change: both are the same question. What depends on the
-identity of a module (a table with modules as keys, ``id``) is guarded by identity, and fails for the other one.
+guards hold there, as it is right for the first module after any change: both are the same question. Code that depends on the
+identity of a module (a table with modules as keys, ``id``) is guarded by identity, and that guard fails for the other one.
 """
 
 from __future__ import annotations

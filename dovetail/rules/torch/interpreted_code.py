@@ -13,6 +13,7 @@ from dovetail.frontend.interpreter.call_tables import NATIVE_CALLABLES, interpre
 from dovetail.frontend.interpreter.user_code import is_user_callable, is_user_function
 from dovetail.frontend.protocol import TracingInterpreter
 from dovetail.frontend.rules import Arguments, Keywords, interpreted_rule, rule
+from dovetail.rules.refusals import refuse
 from dovetail.torch_private import calls as private_calls
 from dovetail.torch_private import libraries as private_libraries
 from dovetail.torch_private import packages as private_packages
@@ -95,6 +96,14 @@ def calls_user_code(value: Any) -> bool:
     if type(value) is types.FunctionType:
         return is_user_function(value)
     return type(value) is functools.partial or isinstance(value, torch.nn.Module) or is_user_callable(value)
+
+
+#: A hook for all modules runs around modules that are called in the graph.
+_REGISTERING = ("forward_pre_hook", "forward_hook", "backward_hook", "full_backward_pre_hook", "full_backward_hook")
+refuse(
+    [getattr(torch.nn.modules.module, f"register_module_{name}") for name in _REGISTERING],
+    "a hook for all modules is registered",
+)
 
 
 # --- questions of such code -------------------------------------------------------------------------------------------

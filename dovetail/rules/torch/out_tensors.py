@@ -50,7 +50,7 @@ def _out(interpreter: TracingInterpreter, function: Any, args: Arguments, kwargs
     operands = [item for item in private_trees.tree_leaves((args, rest)) if isinstance(item, torch.Tensor)]
     if not outs or not all(isinstance(out, torch.Tensor) for out in outs) or _is_special(function, operands, outs):
         return NotImplemented
-    # Errors are those of the call with ``out=``. What it writes here is nobody's, and leaves the graph as dead code.
+    # Errors are those of the call with ``out=``. Nobody reads the tensors written here: they leave the graph as dead code.
     with interpreter.trace.recorder.paused():
         trial = [out.clone() for out in outs]
         with_trial = {**rest, "out": trial[0] if isinstance(given, torch.Tensor) else tuple(trial)}

@@ -66,17 +66,14 @@ def _precision(interpreter: TracingInterpreter, args: Arguments, kwargs: Keyword
 
 
 if torch.distributed.is_available():
-    for _owner in (torch.distributed.group, torch.distributed.GroupMember):
-        _world = type(_owner).__dict__["WORLD"].fget
+    _OWNERS = (torch.distributed.group, torch.distributed.GroupMember)
 
-        @rule(_world)
-        def _default_group(interpreter: TracingInterpreter, args: Arguments, kwargs: Keywords) -> Any:
-            """``torch.distributed.group.WORLD``: None until a process group is initialised."""
-            values, function = interpreter.values, type(args[0]).__dict__["WORLD"].fget
-            source = ComputedSource(
-                function, (values.pin(args[0], args[0].__qualname__),), f"{args[0].__qualname__}.WORLD"
-            )
-            return values.read(function(args[0]), source)
+    @rule(*{type(owner).__dict__["WORLD"].fget for owner in _OWNERS})
+    def _default_group(interpreter: TracingInterpreter, args: Arguments, kwargs: Keywords) -> Any:
+        """``torch.distributed.group.WORLD``: None until a process group is initialised."""
+        values, function = interpreter.values, type(args[0]).__dict__["WORLD"].fget
+        source = ComputedSource(function, (values.pin(args[0], args[0].__qualname__),), f"{args[0].__qualname__}.WORLD")
+        return values.read(function(args[0]), source)
 
 
 @rule(private_libraries.enter_function_mode)

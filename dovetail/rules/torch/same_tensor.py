@@ -13,6 +13,7 @@ from dovetail.frontend.protocol import TracingInterpreter
 from dovetail.frontend.rules import Arguments, Keywords, attribute_rule, method_rule, rule
 from dovetail.rules.python.numpy_inputs import as_tensor
 from dovetail.rules.python.numpy_numbers import ARRAY
+from dovetail.rules.refusals import refuse
 from dovetail.rules.sizes.number_tensors import make_tensor
 
 
@@ -44,9 +45,11 @@ def _dequantize(interpreter: TracingInterpreter, function: object, args: Argumen
     return interpreter.call_torch(torch.Tensor.to, (value, torch.float32), {})
 
 
-@rule(torch.quantize_per_tensor, torch.quantize_per_tensor_dynamic, torch.quantize_per_channel)
-def _quantize(interpreter: TracingInterpreter, args: Arguments, kwargs: Keywords) -> object:
-    raise Break("no traced tensor is quantized", "quantize outside of the function, or use fake_quantize")
+refuse(
+    (torch.quantize_per_tensor, torch.quantize_per_tensor_dynamic, torch.quantize_per_channel),
+    "no traced tensor is quantized",
+    "quantize outside of the function, or use fake_quantize",
+)
 
 
 @method_rule("unsafe_chunk", "unsafe_split", "unsafe_split_with_sizes")

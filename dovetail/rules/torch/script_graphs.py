@@ -53,22 +53,23 @@ def _whole_number(value: torch.Tensor) -> Any:
     return value.item()
 
 
+_DTYPES = (
+    "uint8",
+    "int8",
+    "int16",
+    "int32",
+    "int64",
+    "float16",
+    "float32",
+    "float64",
+    "",
+    "complex64",
+    "complex128",
+    "bool",
+)
 #: TorchScript's numbers for types, layouts and memory formats, by the name of the type in a schema.
 _NUMBERED: dict[str, dict[int, Any]] = {
-    "ScalarType": {
-        0: torch.uint8,
-        1: torch.int8,
-        2: torch.int16,
-        3: torch.int32,
-        4: torch.int64,
-        5: torch.float16,
-        6: torch.float32,
-        7: torch.float64,
-        9: torch.complex64,
-        10: torch.complex128,
-        11: torch.bool,
-        15: torch.bfloat16,
-    },
+    "ScalarType": {number: getattr(torch, name) for number, name in enumerate(_DTYPES) if name} | {15: torch.bfloat16},
     "Layout": {0: torch.strided},
     "MemoryFormat": {0: torch.contiguous_format, 1: torch.preserve_format, 2: torch.channels_last},
 }
@@ -81,32 +82,35 @@ def _number_of_dtype(value: torch.Tensor) -> int:
     return _DTYPE_NUMBERS[value.dtype]
 
 
+_OPERATORS = (
+    "add",
+    "sub",
+    "mul",
+    "floordiv",
+    "neg",
+    "eq",
+    "ne",
+    "lt",
+    "le",
+    "gt",
+    "ge",
+    "__and__",
+    "__or__",
+    "__getitem__",
+)
 #: Operators on numbers and lists, by TorchScript's names.
 _ON_NUMBERS: dict[str, Callable[..., Any]] = {
-    "aten::add": operator.add,
-    "aten::sub": operator.sub,
-    "aten::mul": operator.mul,
+    **{f"aten::{name}": getattr(operator, name) for name in _OPERATORS},
     "aten::div": operator.truediv,
-    "aten::floordiv": operator.floordiv,
     "aten::remainder": operator.mod,
-    "aten::neg": operator.neg,
-    "aten::eq": operator.eq,
-    "aten::ne": operator.ne,
-    "aten::lt": operator.lt,
-    "aten::le": operator.le,
-    "aten::gt": operator.gt,
-    "aten::ge": operator.ge,
     "aten::__not__": operator.not_,
-    "aten::__and__": operator.and_,
-    "aten::__or__": operator.or_,
     "aten::len": len,
     "aten::list": list,
     "aten::append": _append,
     "aten::slice": _slice,
-    "aten::__getitem__": operator.getitem,
     "aten::_set_item": _set_item,
 }
-#: What is asked of tensors, and of anything.
+#: Questions to tensors, and to anything.
 _QUESTIONS: dict[str, Callable[..., Any]] = {
     "aten::__is__": operator.is_,
     "aten::__isnot__": operator.is_not,

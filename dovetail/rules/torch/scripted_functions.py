@@ -5,7 +5,6 @@ call of the program, which a derivative of the backward runs again.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -13,13 +12,13 @@ import torch
 from dovetail.frontend.code.frame import Break
 from dovetail.frontend.protocol import TracingInterpreter
 from dovetail.frontend.rules import Arguments, Keywords, callable_rule
-from dovetail.guards import Identity, Step
+from dovetail.guards import ComputedSource, Identity
 from dovetail.rules.torch import script_graphs
 from dovetail.torch_private import state as private_state
 from dovetail.trace.trace import open_trace
 
 _EFFECTS = ("prim::Print", "aten::warn", "prim::SetAttr")
-#: What the texts of errors have in common that come from asking for the data of traced tensors; TorchScript hides their classes.
+#: Parts of the texts of errors that come from asking for the data of traced tensors; TorchScript hides their classes.
 _OF_DATA = (
     "GuardOnDataDependentSymNode",
     "DataDependentOutputException",
@@ -70,23 +69,12 @@ class _Read(_Traced):
         return found
 
 
-@dataclass(frozen=True)
-class ScriptAttributeSource(Step):
-    """An attribute of the module of a scripted method."""
-
-    path: script_graphs.Path
-
-    @property
-    def name(self) -> str:
-        """The method's, its owner and the path."""
-        return ".".join((f"{self.base.name}.owner", *self.path))
-
-    def read(self, value: Any) -> Any:
-        """The attribute of the method's module, read without Python code."""
-        found = value.owner
-        for name in self.path:
-            found = found.getattr(name)
-        return found
+def _attribute(method: Any, path: script_graphs.Path) -> Any:
+    """An attribute of the module of a scripted method, read without Python code."""
+    found = method.owner
+    for name in path:
+        found = found.getattr(name)
+    return found
 
 
 @callable_rule(torch.jit.ScriptFunction)
@@ -110,8 +98,9 @@ def _method(interpreter: TracingInterpreter, function: Any, args: Arguments, kwa
     if source is None or not (script_graphs.is_readable(graph) and _is_plain(function)):
         raise _needs_torchscript(function)
     paths = script_graphs.attributes_of(graph)
-    places = [ScriptAttributeSource(source, path) for path in paths]
-    attributes = [interpreter.values.read(place.read(function), place) for place in places]
+    places = [ComputedSource(_attribute, (source, path), ".".join((source.name, "owner", *path))) for path in paths]
+    found = zip(paths, places, strict=True)
+    attributes = [interpreter.values.read(_attribute(function, path), place) for path, place in found]
     try:
         return _native(interpreter, _Read(function, graph, paths), (*args, *attributes), kwargs)
     except script_graphs.UnreadableError as error:

@@ -1,7 +1,7 @@
 """Modules that ``fully_shard`` has spread over the ranks: their hooks run as in eager, the forward between them is compiled.
 
-The hooks gather parameters in front of the forward and of its backward, and free them behind. What a graph reads are the gathered
-parameters, the same objects at each call. What it saves of them for the backward shares their memory, which is empty in between.
+The hooks gather parameters in front of the forward and of its backward, and free them behind. A graph reads the gathered
+parameters, the same objects at each call. Saved views of them share their memory, which is empty until the backward.
 """
 
 from __future__ import annotations

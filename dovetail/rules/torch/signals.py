@@ -23,20 +23,7 @@ _handlers: dict[int, Callable[[int, Any], Any]] = {}
 _waiting: list[int] = []
 """The signals that have arrived since."""
 _NAMES = (
-    "INT",
-    "TERM",
-    "ALRM",
-    "HUP",
-    "QUIT",
-    "USR1",
-    "USR2",
-    "VTALRM",
-    "PROF",
-    "CHLD",
-    "WINCH",
-    "CONT",
-    "TSTP",
-    "XCPU",
+    *("INT", "TERM", "ALRM", "HUP", "QUIT", "USR1", "USR2", "VTALRM", "PROF", "CHLD", "WINCH", "CONT", "TSTP", "XCPU"),
     "BREAK",
 )
 _SIGNALS = tuple(getattr(signal, f"SIG{name}") for name in _NAMES if hasattr(signal, f"SIG{name}"))
