@@ -67,10 +67,20 @@ def storage_key(storage: torch.UntypedStorage) -> int:
     return int(storage._cdata)
 
 
-def overrides_torch_function(value: Any) -> bool:
-    """Whether a value's class handles torch functions itself (``__torch_function__``), whatever modes there are."""
-    implementation = getattr(type(value), "__torch_function__", None)
-    return type(value) is not torch.Tensor and implementation not in (None, torch._C._disabled_torch_function_impl)
+def overrides_functions(kind: type) -> bool:
+    """Whether a class handles torch functions itself (``__torch_function__``), whatever modes there are."""
+    implementation = getattr(kind, "__torch_function__", None)
+    return kind is not torch.Tensor and implementation not in (None, torch._C._disabled_torch_function_impl)
+
+
+def is_plain_inside(kind: Any) -> bool:
+    """Whether tensors of a class of the user's are plain ones below ``__torch_function__``."""
+    return (
+        issubclass(kind, torch.Tensor)
+        and kind.__module__.split(".", 1)[0] != "torch"
+        and kind.__torch_dispatch__ is torch._C._disabled_torch_dispatch_impl
+        and not hasattr(kind, "__tensor_flatten__")
+    )
 
 
 def loop_operators() -> tuple[HigherOrderOperator, HigherOrderOperator, HigherOrderOperator]:

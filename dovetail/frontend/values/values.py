@@ -66,7 +66,7 @@ from dovetail.trace import Trace
 _NUMBERS_AND_TEXTS = (int, float, complex, str, bytes)
 _CONTAINERS = (list, tuple, dict, set, frozenset, deque)
 _PLAIN_TENSORS = (torch.Tensor, torch.nn.Parameter, torch.nn.Buffer)
-_FORM = operator.attrgetter("__class__.__qualname__", "layout", "is_nested", "is_quantized")
+_FORM = private_calls.plainly(operator.attrgetter("__class__.__qualname__", "layout", "is_nested", "is_quantized"))
 
 
 class ReadWatcher(Protocol):
@@ -284,9 +284,9 @@ class Values:
             return self.wrap(value)
         with private_calls.no_torch_function():
             is_plain = type(value) in _PLAIN_TENSORS and value.layout is torch.strided
-        for kind in () if is_plain else KINDS:
-            if kind.claims(value):
-                return self._read_stand_in(value, source, kind)
+            kind = None if is_plain else next((item for item in KINDS if item.claims(value)), None)
+        if kind is not None:
+            return self._read_stand_in(value, source, kind)
         if self.in_backward and self.trace.known(value) is None:
             raise Break(
                 f"a hook or the backward of a custom autograd.Function reads {source.name}, which the forward has not read",
