@@ -49,6 +49,7 @@ def is_graph_module_call(module: torch.nn.Module, caller: Any) -> bool:
     wrapped = getattr(type(module), "_wrapped_call", None)
     return wrapped is None or getattr(wrapped, "cls_call", None) is None
 
+
 #: Switches off the ``__torch_function__`` of subclasses, not those of modes.
 no_subclasses = torch._C.DisableTorchFunctionSubclass
 #: Whether subclasses are asked now.

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import inspect
 import types
-import weakref
 from typing import Any, NoReturn
 
 import torch
@@ -19,23 +18,19 @@ from dovetail.frontend.interpreter.call_tables import NATIVE_CALLABLES
 from dovetail.frontend.interpreter.lookup import class_attribute
 from dovetail.frontend.interpreter.operators import BINARY_NAMES, COMPARISONS, IN_PLACE, UNARY
 from dovetail.frontend.protocol import TracingInterpreter
-from dovetail.frontend.rules import Arguments, Keywords, first_rule, rule
+from dovetail.frontend.rules import Arguments, Keywords, rule
 from dovetail.guards import AttributeSource, Equals
 from dovetail.rules.gradients.apart import GradientsApart
-from dovetail.rules.subclasses.overriding_values import SPECIAL_CODE, OverridingValue, mapped
+from dovetail.rules.subclasses.overriding_values import OverridingValue, mapped
+from dovetail.rules.subclasses.probes import Probes
 from dovetail.torch_private import calls as private_calls
 from dovetail.torch_private import libraries as private_libraries
-from dovetail.torch_private import operators as private_operators
-from dovetail.torch_private import tracing as private_tracing
 from dovetail.torch_private import trees as private_trees
 
-_DEFAULT = torch.Tensor.__torch_function__.__func__  # type: ignore[attr-defined]
-_SIGNATURE = inspect.signature(_DEFAULT)
+DEFAULT = torch.Tensor.__torch_function__.__func__  # type: ignore[attr-defined]
+_SIGNATURE = inspect.signature(DEFAULT)
 #: What a stand-in of an input cannot say of it: the graph has another tensor in the same memory.
 _STATE_OF_INPUTS = frozenset({"grad_fn", "_version", "_base", "retains_grad", "output_nr", "_backward_hooks"})
-#: Functions of torch that call the program's own functions with what they are given, or look inside.
-_CALLERS = ("torch.func", "torch._functorch", "torch.utils.checkpoint", "torch._higher_order_ops", "torch.jit", "torch.fx")
-_NATIVE = (*NATIVE_CALLABLES, private_operators.OpOverload, private_operators.OpOverloadPacket)
 _NEVER_OVERRIDDEN = frozenset({"as_subclass", "_make_subclass", "__new__"})
 
 
@@ -73,96 +68,20 @@ def _switch_off(interpreter: TracingInterpreter, args: Arguments, kwargs: Keywor
     return SubclassesOff(interpreter.state(Overrides))
 
 
-# --- what torch would tell a class ------------------------------------------------------------------------------------
-
-
-class _AskedError(Exception):
-    """What ``__torch_function__`` would be given."""
-
-
-class _Asking(torch.overrides.TorchFunctionMode):
-    def __torch_function__(self, *told: Any) -> NoReturn:  # type: ignore[override]
-        raise _AskedError(told)
-
-
-_PROBES: weakref.WeakKeyDictionary[type, type] = weakref.WeakKeyDictionary()
-
-
-def _refuse(*told: Any) -> Any:
-    return NotImplemented
-
-
-def _probe_class(kind: type) -> type:
-    """A class of tensors that torch treats as the user's, without the user's code."""
-    if kind not in _PROBES:
-        bases = [_probe_class(base) for base in kind.__bases__ if private_libraries.is_plain_inside(base)]
-        names = {"__module__": kind.__module__, "__qualname__": kind.__qualname__}
-        if not private_libraries.overrides_functions(kind):
-            names["__torch_function__"] = kind.__torch_function__  # type: ignore[attr-defined]
-        else:
-            names["__torch_function__"] = classmethod(_refuse)  # type: ignore[assignment]
-        _PROBES[kind] = type(kind.__name__, tuple(bases) or (torch.Tensor,), names)
-    return _PROBES[kind]
-
-
-class _Probes:
-    """Empty tensors in the place of the stand-ins of one call."""
-
-    def __init__(self) -> None:
-        self._values: dict[int, tuple[torch.Tensor, OverridingValue]] = {}
-        self._probes: dict[int, torch.Tensor] = {}
-
-    def probe(self, value: Any) -> Any:
-        """The empty tensor for a stand-in; any other value itself."""
-        if type(value) is not OverridingValue:
-            return value
-        if id(value) not in self._probes:
-            with private_calls.no_torch_function():
-                made = torch.empty(0).as_subclass(_probe_class(value.kind))
-            self._probes[id(value)] = made
-            self._values[id(made)] = made, value
-        return self._probes[id(value)]
-
-    def value(self, probe: Any) -> Any:
-        """The stand-in for an empty tensor."""
-        found = self._values.get(id(probe))
-        return probe if found is None else found[1]
-
-    def kind(self, kind: type) -> type:
-        """The user's class for that of an empty tensor."""
-        return next((value.kind for made, value in self._values.values() if type(made) is kind), kind)
-
-    def ask(self, function: Any, args: Arguments, kwargs: Keywords) -> Arguments | None:
-        """What the classes are told of a call: function, types, arguments and keywords. None: torch asks nobody."""
-        with private_tracing.disable_current_modes(), _Asking():
-            try:
-                function(*mapped(args, self.probe), **mapped(kwargs, self.probe))
-            except _AskedError as asked:
-                named, kinds, *given = asked.args[0]
-                return named, tuple(map(self.kind, kinds)), *mapped(tuple(given), self.value)
-            except Exception:  # noqa: BLE001  (torch says the same of the call itself)
-                return None
-        return None
-
-    def refuse(self, function: Any, args: Arguments, kwargs: Keywords) -> NoReturn:
-        """Raise torch's error for a call that no class takes."""
-        with private_tracing.disable_current_modes():
-            function(*mapped(args, self.probe), **mapped(kwargs, self.probe))
-        raise Break("no __torch_function__ takes a call", "call it outside of the function")
-
-
 # --- calls ------------------------------------------------------------------------------------------------------------
 
 
 def override(interpreter: TracingInterpreter, function: Any, args: Arguments, kwargs: Keywords) -> Any:
     """A call of torch that is given a stand-in: by the classes where they are asked, else with the plain tensors."""
+    args = tuple(map(interpreter.values.for_native, args))
+    kwargs = {name: interpreter.values.for_native(item) for name, item in kwargs.items()}
     if getattr(function, "__module__", None) == "_operator":
         found = _by_own_methods(interpreter, function, args)
         if found is not NotImplemented:
             return found
     if not interpreter.state(Overrides).asks_classes or getattr(function, "__name__", "") in _NEVER_OVERRIDDEN:
         return call_plainly(interpreter, function, args, kwargs)
-    probes = _Probes()
+    probes = Probes()
     told = probes.ask(function, args, kwargs)
     if told is None:
         return call_plainly(interpreter, function, args, kwargs)
@@ -195,14 +114,14 @@ def _plain_attribute(interpreter: TracingInterpreter, value: OverridingValue, na
     known = interpreter.values.stood_for(value)
     if known is None or (name not in _STATE_OF_INPUTS and name not in ("grad", "_grad", "is_leaf")):
         return interpreter.load_attribute(value.tensor, name)
-    if name in _STATE_OF_INPUTS:
-        raise Break(f".{name} of an input is read", "read it outside of the compiled function")
-    if name != "is_leaf":
+    if name in ("grad", "_grad"):
         return interpreter.state(GradientsApart).read(known)
     with private_calls.no_torch_function():
         answer = known.real.is_leaf
-    interpreter.values.guard(AttributeSource(known.source, name), Equals(answer), f"{known.source.name} was read")
-    return answer
+    if name in _STATE_OF_INPUTS and not (name == "grad_fn" and answer):
+        raise Break(f".{name} of an input is read", "read it outside of the compiled function")
+    interpreter.values.guard(AttributeSource(known.source, "is_leaf"), Equals(answer), f"{known.source.name} was read")
+    return answer if name == "is_leaf" else None
 
 
 def call_plainly(interpreter: TracingInterpreter, function: Any, args: Arguments, kwargs: Keywords) -> Any:
@@ -223,7 +142,7 @@ def call_plainly(interpreter: TracingInterpreter, function: Any, args: Arguments
             raise Break(f".{slot.__name__} of an input is set", "set it outside of the compiled function")
         return interpreter.store_attribute(bare(args[0]), slot.__name__, mapped(args[1], bare))
     args, kwargs = mapped(args, bare), mapped(kwargs, bare)
-    known = _PLAINLY.get(function) if isinstance(function, types.WrapperDescriptorType) else None
+    known = _PLAINLY.get(function) if isinstance(function, NATIVE_CALLABLES) else None
     if known is not None:
         result = getattr(interpreter, known)(*args)
     elif getattr(function, "__module__", None) == "_operator":
@@ -243,7 +162,7 @@ _PLAINLY: dict[Any, str] = {
 # --- methods of the user's class -----------------------------------------------------------------------------------------
 
 
-def _own_method(interpreter: TracingInterpreter, value: Any, name: str) -> types.MethodType | None:
+def own_method(interpreter: TracingInterpreter, value: Any, name: str) -> types.MethodType | None:
     """A special method that the user's class defines for a stand-in."""
     if type(value) is not OverridingValue:
         return None
@@ -258,9 +177,9 @@ def _own_method(interpreter: TracingInterpreter, value: Any, name: str) -> types
 def _by_own_methods(interpreter: TracingInterpreter, function: Any, operands: Arguments) -> Any:
     """An operator by the methods of the user's classes; NotImplemented where torch's own decide."""
     if function in UNARY:
-        method = _own_method(interpreter, operands[0], UNARY[function])
+        method = own_method(interpreter, operands[0], UNARY[function])
         return NotImplemented if method is None else interpreter.call(method, (), {})
-    if len(operands) != 2 or type(operands[0]) is not OverridingValue and type(operands[1]) is not OverridingValue:
+    if len(operands) != 2 or (type(operands[0]) is not OverridingValue and type(operands[1]) is not OverridingValue):
         return NotImplemented
     left, right = operands
     questions = []
@@ -271,7 +190,7 @@ def _by_own_methods(interpreter: TracingInterpreter, function: Any, operands: Ar
     if names is None and function in BINARY_NAMES:
         names = (f"__{BINARY_NAMES[function][0]}__", f"__r{BINARY_NAMES[function][0]}__", "")
     if names is None:
-        method = _own_method(interpreter, left, f"__{function.__name__}__")
+        method = own_method(interpreter, left, f"__{function.__name__}__")
         return NotImplemented if method is None else interpreter.call(method, (right,), {})
     pair = [(left, names[0], right), (right, names[1], left)]
     kinds = [item.kind if type(item) is OverridingValue else torch.Tensor for item in operands]
@@ -280,7 +199,7 @@ def _by_own_methods(interpreter: TracingInterpreter, function: Any, operands: Ar
         if function in COMPARISONS or own is not inherited:
             pair.reverse()
     for item, name, other in (*questions, *pair):
-        method = _own_method(interpreter, item, name)
+        method = own_method(interpreter, item, name)
         if method is None:
             if isinstance(item, (torch.Tensor, OverridingValue)):
                 break
@@ -289,57 +208,6 @@ def _by_own_methods(interpreter: TracingInterpreter, function: Any, operands: Ar
         if result is not NotImplemented:
             return result
     return NotImplemented
-
-
-def _special_method(interpreter: TracingInterpreter, name: str, value: Any, args: Arguments) -> Any:
-    """A special method that the interpreter found on a stand-in."""
-    method = _own_method(interpreter, value, name)
-    if method is not None:
-        return interpreter.call(method, args, {})
-    found = getattr(torch.Tensor, name, None)
-    if name in ("__len__", "__iter__", "__contains__"):
-        return interpreter.call(found, (value, *args), {})
-    if name in ("__getitem__", "__setitem__", "__bool__"):
-        return override(interpreter, found, (value, *args), {})
-    raise Break(f"{name} of a {value.kind.__name__} is asked for", "do this outside of the compiled function")
-
-
-@first_rule
-def _override(interpreter: TracingInterpreter, function: Any, args: Arguments, kwargs: Keywords) -> Any:
-    given = (*args, *kwargs.values())
-    if not any(
-        type(item) is OverridingValue for value in given for item in (value if type(value) in (list, tuple) else (value,))
-    ):
-        return NotImplemented
-    if type(function) is types.FunctionType:
-        return _override_python(interpreter, function, args, kwargs)
-    if function in _NEVER_HERE or not isinstance(function, _NATIVE):
-        return NotImplemented
-    owner = getattr(function, "__self__", None)
-    owner = getattr(function if owner is None else owner, "__objclass__", owner)
-    module = getattr(function, "__module__", None) or getattr(owner, "__module__", None) or ""
-    name = getattr(function, "__name__", "")
-    if name in ("__setattr__", "__getattribute__") and isinstance(function, types.WrapperDescriptorType):
-        raise Break(f"{name} of a tensor subclass is called", "set attributes plainly")
-    if isinstance(owner, torch.Tensor) or owner in torch.Tensor.__mro__[:-1] or module.split(".", 1)[0] == "torch":
-        return override(interpreter, function, args, kwargs)
-    return NotImplemented
-
-
-def _override_python(interpreter: TracingInterpreter, function: Any, args: Arguments, kwargs: Keywords) -> Any:
-    """A Python function of torch's: interpreted, it asks by itself whether there is a class to be asked."""
-    if function.__code__ is SPECIAL_CODE:
-        return _special_method(interpreter, function.__name__, args[0], args[1:])
-    module = function.__globals__.get("__name__") or ""
-    if module.split(".", 1)[0] != "torch" or function in _NEVER_HERE:
-        return NotImplemented
-    is_function_of_users = module == "torch.autograd.function" and function.__name__ == "apply"
-    if is_function_of_users or module.startswith(_CALLERS):
-        raise Break(f"{function.__qualname__} is given a tensor subclass", "hand over x.as_subclass(torch.Tensor)")
-    if not interpreter.state(Overrides).asks_classes:
-        return call_plainly(interpreter, function, args, kwargs)
-    is_asking = "handle_torch_function" in function.__code__.co_names
-    return interpreter.run_function(function, args, kwargs) if is_asking or function not in rule else NotImplemented
 
 
 # --- functions that such code calls -------------------------------------------------------------------------------------
@@ -373,7 +241,7 @@ def _handle(interpreter: TracingInterpreter, args: Arguments, kwargs: Keywords) 
     return found
 
 
-@rule(_DEFAULT)
+@rule(DEFAULT)
 def _default(interpreter: TracingInterpreter, args: Arguments, kwargs: Keywords) -> Any:
     """``super().__torch_function__``: the call with plain tensors; those that come back are made tensors of the class."""
     bound = _SIGNATURE.bind(*args, **kwargs)
@@ -406,6 +274,3 @@ def as_subclass(interpreter: TracingInterpreter, value: Any, kind: Any) -> Any:
         return value
     tensor = value.tensor if is_stand_in else value
     return OverridingValue(kind, interpreter.call_torch(torch.ops.aten.alias.default, (tensor,), {}), {})
-
-
-_NEVER_HERE = frozenset({*private_calls.HAS_TORCH_FUNCTION, torch.overrides.handle_torch_function, _DEFAULT})

@@ -7,6 +7,8 @@ to its class (:mod:`dovetail.rules.subclasses.overrides`).
 
 from __future__ import annotations
 
+import functools
+import operator
 import types
 from typing import Any
 
@@ -14,16 +16,27 @@ import torch
 
 from dovetail.errors import CaptureError
 from dovetail.frontend.code.frame import Break
-from dovetail.frontend.interpreter.lookup import MISSING, class_attribute, comes_before_the_object, instance_dict
+from dovetail.frontend.instructions.shared import super_arguments
+from dovetail.frontend.interpreter.call_tables import NATIVE_CALLABLES
+from dovetail.frontend.interpreter.lookup import class_attribute
 from dovetail.frontend.protocol import TracingInterpreter
-from dovetail.frontend.rules import Arguments, Keywords, ValueKind, end_rule, value_kind
-from dovetail.frontend.values.values import StandIn, Values
-from dovetail.guards import HasNoKey, InstanceDictSource, Source, TypeIs
-from dovetail.rules.subclasses.overrides import override, override_attribute
-from dovetail.rules.subclasses.overriding_values import OverridingValue, PlainSource, remake
+from dovetail.frontend.rules import Arguments, Keywords, ValueKind, end_rule, first_rule, rule, value_kind
+from dovetail.frontend.values.values import Values
+from dovetail.guards import Source, TypeIs
+from dovetail.rules.subclasses.overrides import DEFAULT, Overrides, call_plainly, override, own_method
+from dovetail.rules.subclasses.overriding_attributes import load, store
+from dovetail.rules.subclasses.overriding_values import (
+    SPECIAL_CODE,
+    OverridingSuper,
+    OverridingValue,
+    PlainSource,
+    remake,
+)
 from dovetail.runtime.recipe import Recipe
 from dovetail.runtime.recipe_builder import RecipeBuilder
+from dovetail.torch_private import calls as private_calls
 from dovetail.torch_private import libraries as private_libraries
+from dovetail.torch_private import operators as private_operators
 from dovetail.torch_private import tracing as private_tracing
 
 
@@ -71,77 +84,142 @@ class OverridingKind(ValueKind):
         kind = value.kind
         if name == "__class__":
             return kind
-        if name == "__dict__" or isinstance(class_attribute(kind, "__getattribute__")[0], types.FunctionType):
-            raise Break(f"{name} of a {kind.__name__} is read", "read it outside of the function")
-        found, owner = class_attribute(kind, name)
-        interpreter.guard_not_shadowed(kind, owner, name)
-        if owner is None or not comes_before_the_object(found):
-            own = _own_attribute(interpreter, value, name)
-            if own is not MISSING:
-                return own
-        if owner is None:
-            getter, _ = class_attribute(kind, "__getattr__")
+        getter, asked = (class_attribute(kind, special)[0] for special in ("__getattribute__", "__getattr__"))
+        if name == "__dict__":
+            raise Break(f"the dictionary of a {kind.__name__} is read", "read it outside of the function")
+        try:
             if isinstance(getter, types.FunctionType):
                 return interpreter.call(types.MethodType(getter, value), (name,), {})
-            raise AttributeError(f"{kind.__name__!r} object has no attribute {name!r}", name=name)
-        if isinstance(found, (types.FunctionType, types.MethodDescriptorType, types.WrapperDescriptorType)):
-            interpreter.guard_class_item(owner, name, found)
-            return types.MethodType(found, value)
-        if isinstance(found, property):
-            interpreter.guard_class_item(owner, name, found)
-            return interpreter.call(found.fget, (value,), {})
-        if isinstance(found, types.GetSetDescriptorType):
-            return override_attribute(interpreter, found, value)
-        if hasattr(type(found), "__get__") and not isinstance(found, (staticmethod, classmethod)):
-            raise Break(f"{name} of a {kind.__name__} is read", "read it outside of the function")
-        return interpreter.load_attribute(kind, name)
+            return load(interpreter, value, name)
+        except AttributeError:
+            if not isinstance(asked, types.FunctionType):
+                raise
+        return interpreter.call(types.MethodType(asked, value), (name,), {})
 
     def store(self, interpreter: TracingInterpreter, value: Any, name: str, item: Any) -> None:
         """``value.name = item``."""
-        found, owner = class_attribute(value.kind, name)
-        setter, known = class_attribute(value.kind, "__setattr__")[0], interpreter.values.stood_for(value)
+        setter = class_attribute(value.kind, "__setattr__")[0]
         if isinstance(setter, types.FunctionType):
             interpreter.call(setter, (value, name, item), {})
-        elif isinstance(found, property) and found.fset is not None and owner is not None:
-            interpreter.guard_class_item(owner, name, found)
-            interpreter.call(found.fset, (value, item), {})
-        elif hasattr(type(found), "__set__"):
-            raise Break(f".{name} of a {value.kind.__name__} is set", "set it outside of the compiled function")
-        elif known is None:
-            value.attributes[name] = item
         else:
-            interpreter.effects.set_item(_own_attributes(interpreter, known), name, item)
+            store(interpreter, value, name, item)
 
     def call(self, interpreter: TracingInterpreter, function: Any, args: Arguments, kwargs: Keywords) -> Any:
         """A call of torch, or an operator."""
         return override(interpreter, function, args, kwargs)
 
 
-def _own_attributes(interpreter: TracingInterpreter, known: StandIn) -> dict[str, Any]:
-    """The dictionary of a tensor that existed before."""
-    attributes = instance_dict(known.real) or {}
-    interpreter.values.note(attributes, InstanceDictSource(known.source))
-    return attributes
+class SuperKind(ValueKind):
+    """``super()`` in methods of such classes: it is no tensor, and stands for none."""
+
+    def claims(self, real: torch.Tensor) -> bool:
+        """No tensor is one."""
+        return False
+
+    def holds(self, value: Any) -> bool:
+        """No value stands for a tensor."""
+        return False
+
+    def attribute(self, interpreter: TracingInterpreter, value: Any, name: str) -> Any:
+        """What the classes behind the one that asks have."""
+        return load(interpreter, value.value, name, after=value.start)
 
 
-def _own_attribute(interpreter: TracingInterpreter, value: OverridingValue, name: str) -> Any:
-    """An attribute of the object itself; :data:`MISSING` where it has none of that name."""
-    values, known = interpreter.values, interpreter.values.stood_for(value)
-    if known is None:
-        return value.attributes.get(name, MISSING)
-    attributes = _own_attributes(interpreter, known)
-    if name in attributes:
-        return values.read(attributes[name], values.item_source(attributes, name))
-    if not interpreter.effects.written(attributes, name):
-        values.guard(InstanceDictSource(known.source), HasNoKey(name), f"{known.source.name} has no {name}")
-    return MISSING
+# --- calls -----------------------------------------------------------------------------------------------------------
+
+
+#: Functions of torch that call the program's own functions with what they are given, or look inside.
+_CALLERS = (
+    "torch.func",
+    "torch._functorch",
+    "torch.utils.checkpoint",
+    "torch._higher_order_ops",
+    "torch.jit",
+    "torch.fx",
+)
+_NATIVE = (*NATIVE_CALLABLES, private_operators.OpOverload, private_operators.OpOverloadPacket)
+_PLAIN_SLOTS: dict[str, Any] = {
+    "__getattribute__": load,
+    "__setattr__": store,
+    "__init__": lambda interpreter, value: None,
+}
+_NEVER_HERE = frozenset(
+    {
+        *private_calls.HAS_TORCH_FUNCTION,
+        *(torch.overrides.handle_torch_function, DEFAULT, private_calls.disabled_torch_function),
+    }
+)
+
+
+def _special_method(interpreter: TracingInterpreter, name: str, value: Any, args: Arguments) -> Any:
+    """A special method that the interpreter found on a stand-in."""
+    method = own_method(interpreter, value, name)
+    if method is not None:
+        return interpreter.call(method, args, {})
+    found = getattr(torch.Tensor, name, None)
+    if name in ("__len__", "__iter__", "__contains__"):
+        return interpreter.call(found, (value, *args), {})
+    if name in ("__getitem__", "__setitem__", "__bool__"):
+        return override(interpreter, found, (value, *args), {})
+    raise Break(f"{name} of a {value.kind.__name__} is asked for", "do this outside of the compiled function")
+
+
+def _is_given(value: Any) -> bool:
+    """Whether a call of torch is handed to classes for this argument: a list of tensors that existed before counts too."""
+    for item in value if type(value) in (list, tuple) else (value,):
+        kind = type(item)
+        if kind is OverridingValue or (isinstance(item, torch.Tensor) and private_libraries.is_plain_inside(kind)):
+            return True
+    return False
+
+
+@first_rule
+def _override(interpreter: TracingInterpreter, function: Any, args: Arguments, kwargs: Keywords) -> Any:
+    if function is super:
+        start, value = args or super_arguments(interpreter, interpreter.frames[-1])
+        return OverridingSuper(start, value) if type(value) is OverridingValue else NotImplemented
+    if not any(map(_is_given, (*args, *kwargs.values()))):
+        return NotImplemented
+    if type(function) is types.FunctionType:
+        return _override_python(interpreter, function, args, kwargs)
+    if function in _NEVER_HERE or not isinstance(function, _NATIVE):
+        return NotImplemented
+    if function is sum and type(args[0]) in (list, tuple):
+        start = args[1] if len(args) > 1 else kwargs.get("start", 0)
+        return functools.reduce(functools.partial(interpreter.operate, operator.add), interpreter.drain(args[0]), start)
+    owner = getattr(function, "__self__", None)
+    owner = getattr(function if owner is None else owner, "__objclass__", owner)
+    module = getattr(function, "__module__", None) or getattr(owner, "__module__", None) or ""
+    if isinstance(function, types.WrapperDescriptorType) and function.__name__ in _PLAIN_SLOTS:
+        return _PLAIN_SLOTS[function.__name__](interpreter, *args)
+    is_number_function = function in (abs, pow, round, divmod)
+    if is_number_function or isinstance(owner, torch.Tensor) or owner in torch.Tensor.__mro__[:-1] or module.split(".", 1)[0] == "torch":
+        return override(interpreter, function, args, kwargs)
+    return NotImplemented
+
+
+def _override_python(interpreter: TracingInterpreter, function: Any, args: Arguments, kwargs: Keywords) -> Any:
+    """A Python function of torch's: interpreted, it asks by itself whether there is a class to be asked."""
+    function = private_calls.without_dynamo_guard(function)
+    if function.__code__ is SPECIAL_CODE:
+        return _special_method(interpreter, function.__name__, args[0], args[1:])
+    module = function.__globals__.get("__name__") or ""
+    if module.split(".", 1)[0] != "torch" or function in _NEVER_HERE:
+        return NotImplemented
+    is_function_of_users = module == "torch.autograd.function" and function.__name__ == "apply"
+    if is_function_of_users or module.startswith(_CALLERS):
+        raise Break(f"{function.__qualname__} is given a tensor subclass", "hand over x.as_subclass(torch.Tensor)")
+    if not interpreter.state(Overrides).asks_classes:
+        return call_plainly(interpreter, function, args, kwargs)
+    is_asking = "handle_torch_function" in function.__code__.co_names
+    return interpreter.run_function(function, args, kwargs) if is_asking or function not in rule else NotImplemented
 
 
 @end_rule
 def _check_changed(interpreter: TracingInterpreter) -> None:
     """Refuse changes of an input that would reach the plain tensor alone."""
     trace = interpreter.trace
-    changed = {change.input_index for change in trace.metadata_changes}
+    changed = {*interpreter.effects.inputs_made_differentiable, *(item.input_index for item in trace.metadata_changes)}
     for traced in trace.inputs:
         source = interpreter.values.guards.tensor_source(traced.index)
         if not isinstance(source, PlainSource):
@@ -152,3 +230,4 @@ def _check_changed(interpreter: TracingInterpreter) -> None:
 
 
 value_kind(OverridingKind(), OverridingValue)
+value_kind(SuperKind(), OverridingSuper)

@@ -25,6 +25,13 @@ class OverridingValue:
         self.kind, self.tensor, self.attributes = kind, tensor, attributes
 
 
+class OverridingSuper:
+    """``super(start, value)``."""
+
+    def __init__(self, start: type, value: OverridingValue) -> None:
+        self.start, self.value = start, value
+
+
 def _special(name: str) -> Callable[..., Any]:
     def method(value: OverridingValue, *args: Any) -> Any:
         what = value.kind.__name__ if isinstance(value, OverridingValue) else "tensor subclass"
@@ -54,9 +61,11 @@ class PlainSource(Step):
 
     @property
     def name(self) -> str:
+        """The tensor, as a user writes it."""
         return self.base.name
 
     def read(self, value: Any) -> Any:
+        """The plain tensor."""
         with private_calls.no_torch_function():
             return _as_class(value, torch.Tensor)
 
