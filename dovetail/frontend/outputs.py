@@ -7,16 +7,18 @@ from typing import Any, NoReturn
 
 import torch
 
-from dovetail.errors import CaptureError
+from dovetail.errors import CaptureError, UnbuildableError
 from dovetail.frontend.code.frame import Null, Unread
 from dovetail.frontend.code.points import FramePoint
 from dovetail.frontend.interpreter.interpreter import Interpreter
 from dovetail.frontend.rules import kind_of, leaving_rule
 from dovetail.frontend.values.leaves import IDENTITY_TYPES, is_bound_builtin, is_leaf_value
 from dovetail.runtime.recipe import CallItem, ConstantItem, NumberItem, Recipe, SourceItem, TensorItem
-from dovetail.runtime.recipe_builder import RecipeBuilder, holds_interpreted
+from dovetail.runtime.recipe_builder import RecipeBuilder, closure_contents, holds_interpreted
 from dovetail.torch_private import autograd as private_autograd
 from dovetail.torch_private import sizes as private_sizes
+from dovetail.torch_private import trees as private_trees
+from dovetail.torch_private.tensors import is_traced
 
 
 class Outputs:
@@ -81,6 +83,9 @@ class Outputs:
             # A result of torch.func.vmap(f), say: it is made again with the user's own function in it.
             return None
         if isinstance(value, IDENTITY_TYPES) and not self._interpreter.is_created(value):
+            held = closure_contents(value) if type(value) is types.FunctionType else ()
+            if any(isinstance(leaf, torch.Tensor) and is_traced(leaf) for leaf in private_trees.tree_leaves([*held])):
+                raise UnbuildableError(f"{value.__name__}, a function of torch that keeps tensors of the graph, leaves it")
             return ConstantItem(value)
         return None
 
