@@ -130,7 +130,6 @@ class SuperKind(ValueKind):
 
 #: Functions of torch that call the program's own functions with what they are given, or look inside.
 _CALLERS = (
-    "torch.func",
     "torch._functorch",
     "torch.utils.checkpoint",
     "torch._higher_order_ops",
