@@ -9,16 +9,6 @@ from typing import Any
 
 import torch
 
-#: What torch's own Python functions ask before anything else.
-HAS_TORCH_FUNCTION = (
-    torch.overrides.has_torch_function,
-    torch.overrides.has_torch_function_unary,
-    torch.overrides.has_torch_function_variadic,
-)
-
-#: The method by which a ``GradScaler`` takes an optimizer's step, or skips it where a gradient is not finite.
-scaled_optimizer_step: Callable[..., Any] = torch.amp.GradScaler._maybe_opt_step
-
 _DISABLED: types.CodeType = next(
     item
     for item in torch._compile._disable_dynamo.__code__.co_consts
@@ -50,32 +40,9 @@ def is_graph_module_call(module: torch.nn.Module, caller: Any) -> bool:
     return wrapped is None or getattr(wrapped, "cls_call", None) is None
 
 
-#: Switches off the ``__torch_function__`` of subclasses, not those of modes.
-no_subclasses = torch._C.DisableTorchFunctionSubclass
-#: Whether subclasses are asked now.
-asks_subclasses: Callable[[], bool] = torch._C._is_torch_function_enabled
-#: The ``__torch_function__`` of classes that are not asked.
-disabled_torch_function: Any = torch._C._disabled_torch_function_impl
-
-
-def overloaded_types(kinds: list[Any]) -> tuple[Any, ...]:
-    """The classes of arguments that torch asks for a function, in the order in which it asks."""
-    return tuple(torch.overrides._get_overloaded_args(kinds, lambda kind: kind))
-
-
 def no_torch_function() -> Any:
     """A context in which no ``__torch_function__`` is called, neither a mode's nor a subclass's."""
     return torch._C.DisableTorchFunction()
-
-
-def plainly(function: Callable[..., Any]) -> Callable[..., Any]:
-    """A function of tensors that calls no ``__torch_function__``."""
-
-    def call(*args: Any) -> Any:
-        with no_torch_function():
-            return function(*args)
-
-    return call
 
 
 def hide_from_dynamo(function: Callable[..., Any]) -> None:

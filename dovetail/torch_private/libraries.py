@@ -121,6 +121,21 @@ def flex_attention() -> Any:
     return flex_attention
 
 
+#: What torch's own Python functions ask before anything else.
+HAS_TORCH_FUNCTION = (
+    torch.overrides.has_torch_function,
+    torch.overrides.has_torch_function_unary,
+    torch.overrides.has_torch_function_variadic,
+)
+#: Switches off the ``__torch_function__`` of subclasses, not those of modes.
+no_subclasses = torch._C.DisableTorchFunctionSubclass
+#: Whether subclasses are asked now.
+asks_subclasses: Callable[[], bool] = torch._C._is_torch_function_enabled
+#: The ``__torch_function__`` of classes that are not asked.
+disabled_torch_function: Any = torch._C._disabled_torch_function_impl
+
+#: The method by which a ``GradScaler`` takes an optimizer's step, or skips it where a gradient is not finite.
+scaled_optimizer_step: Callable[..., Any] = torch.amp.GradScaler._maybe_opt_step
 #: Makes an object of a subclass in the memory of a tensor.
 make_subclass: Any = torch.Tensor._make_subclass
 
@@ -130,3 +145,8 @@ def refers_to_weights(code: types.CodeType) -> bool:
     own = torch.nn.RNNBase._init_flat_weights.__code__
     # Before Python 3.12, a comprehension has code of its own.
     return code.co_filename == own.co_filename and code.co_qualname.startswith(own.co_qualname)
+
+
+def overloaded_types(kinds: list[Any]) -> tuple[Any, ...]:
+    """The classes of arguments that torch asks for a function, in the order in which it asks."""
+    return tuple(torch.overrides._get_overloaded_args(kinds, lambda kind: kind))

@@ -66,7 +66,7 @@ from dovetail.trace import Trace
 _NUMBERS_AND_TEXTS = (int, float, complex, str, bytes)
 _CONTAINERS = (list, tuple, dict, set, frozenset, deque)
 _PLAIN_TENSORS = (torch.Tensor, torch.nn.Parameter, torch.nn.Buffer)
-_FORM = private_calls.plainly(operator.attrgetter("__class__.__qualname__", "layout", "is_nested", "is_quantized"))
+_FORM = operator.attrgetter("__class__.__qualname__", "layout", "is_nested", "is_quantized")
 
 
 class ReadWatcher(Protocol):
@@ -297,8 +297,8 @@ class Values:
                 traced = self.trace.input(value, source.name)
             except CaptureError:
                 # Eager takes the calls with such a tensor only.
-                form = ComputedSource(_FORM, (source,), f"the form of {source.name}")
-                self.guard(form, Equals(_FORM(value)), f"{source.name} was read")
+                form = ComputedSource(_form_of, (source,), f"the form of {source.name}")
+                self.guard(form, Equals(_form_of(value)), f"{source.name} was read")
                 raise
             index = self.guards.add_tensor(source, value, self.where(), traced.node.meta["val"])
             if index != traced.index:
@@ -479,3 +479,8 @@ class Values:
         elif isinstance(value, (set, frozenset, deque)):
             self.whole(value)
         return value
+
+
+def _form_of(value: Any) -> Any:
+    with private_calls.no_torch_function():
+        return _FORM(value)

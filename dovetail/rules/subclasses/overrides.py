@@ -43,7 +43,7 @@ class Overrides:
     @property
     def asks_classes(self) -> bool:
         """Whether a call of torch is handed to classes."""
-        return not self.off and private_calls.asks_subclasses()
+        return not self.off and private_libraries.asks_subclasses()
 
 
 class SubclassesOff:
@@ -63,7 +63,7 @@ class SubclassesOff:
         raise UnbuildableError("a graph break where __torch_function__ is switched off", advice="break before or after")
 
 
-@rule(private_calls.no_subclasses)
+@rule(private_libraries.no_subclasses)
 def _switch_off(interpreter: TracingInterpreter, args: Arguments, kwargs: Keywords) -> SubclassesOff:
     return SubclassesOff(interpreter.state(Overrides))
 
@@ -224,7 +224,7 @@ def _has_torch_function(interpreter: TracingInterpreter, args: Arguments, kwargs
     return any(map(private_libraries.overrides_functions, kinds))
 
 
-for _question in private_calls.HAS_TORCH_FUNCTION:
+for _question in private_libraries.HAS_TORCH_FUNCTION:
     rule[_question] = _has_torch_function
 
 
@@ -232,7 +232,7 @@ for _question in private_calls.HAS_TORCH_FUNCTION:
 def _handle(interpreter: TracingInterpreter, args: Arguments, kwargs: Keywords) -> Any:
     function, relevant, *given = args
     kinds = [item.kind if type(item) is OverridingValue else interpreter.call(type, (item,), {}) for item in relevant]
-    found = _ask_classes(interpreter, function, private_calls.overloaded_types(kinds), tuple(given), kwargs)
+    found = _ask_classes(interpreter, function, private_libraries.overloaded_types(kinds), tuple(given), kwargs)
     if found is NotImplemented:
         raise TypeError(
             f"no implementation found for '{function.__module__}.{function.__name__}' on types that implement "
@@ -256,7 +256,7 @@ def _default(interpreter: TracingInterpreter, args: Arguments, kwargs: Keywords)
     return mapped(result, lambda item: as_subclass(interpreter, item, kind))
 
 
-@rule(private_calls.disabled_torch_function)
+@rule(private_libraries.disabled_torch_function)
 def _disabled(interpreter: TracingInterpreter, args: Arguments, kwargs: Keywords) -> Any:
     function, _, *given = args
     return _switched_off(interpreter, function, *given, *[{}] * (2 - len(given)))

@@ -144,8 +144,8 @@ _PLAIN_SLOTS: dict[str, Any] = {
 }
 _NEVER_HERE = frozenset(
     {
-        *private_calls.HAS_TORCH_FUNCTION,
-        *(torch.overrides.handle_torch_function, DEFAULT, private_calls.disabled_torch_function),
+        *private_libraries.HAS_TORCH_FUNCTION,
+        *(torch.overrides.handle_torch_function, DEFAULT, private_libraries.disabled_torch_function),
     }
 )
 
@@ -191,8 +191,8 @@ def _override(interpreter: TracingInterpreter, function: Any, args: Arguments, k
     module = getattr(function, "__module__", None) or getattr(owner, "__module__", None) or ""
     if isinstance(function, types.WrapperDescriptorType) and function.__name__ in _PLAIN_SLOTS:
         return _PLAIN_SLOTS[function.__name__](interpreter, *args)
-    is_number_function = function in (abs, pow, round, divmod)
-    if is_number_function or isinstance(owner, torch.Tensor) or owner in torch.Tensor.__mro__[:-1] or module.split(".", 1)[0] == "torch":
+    is_torchs = owner in torch.Tensor.__mro__[:-1] or module.split(".", 1)[0] == "torch"
+    if is_torchs or isinstance(owner, torch.Tensor) or function in (abs, pow, round, divmod):
         return override(interpreter, function, args, kwargs)
     return NotImplemented
 

@@ -1,4 +1,4 @@
-"""Tensors of classes with a ``__torch_function__``: interpreted, in one graph, with eager's results, classes, attributes and errors."""
+"""Tensors of classes with a ``__torch_function__``: in one graph, with eager's results, classes, attributes and errors."""
 
 from __future__ import annotations
 
@@ -122,7 +122,9 @@ def run(function: Callable[..., Any], make: Callable[[], Any]) -> Any:
     asked = [*CALLS]
     found = told(result)
     with torch._C.DisableTorchFunction():
-        parts = [item for item in (result if isinstance(result, tuple) else (result,)) if isinstance(item, torch.Tensor)]
+        parts = [
+            item for item in (result if isinstance(result, tuple) else (result,)) if isinstance(item, torch.Tensor)
+        ]
         totals = [part.as_subclass(torch.Tensor).square().sum() for part in parts if part.requires_grad]
         if totals:
             torch.stack(totals).sum().backward()
@@ -160,7 +162,10 @@ def slope_inside(w: Any) -> Any:
 
 PROGRAMS: dict[str, tuple[Callable[..., Any], Callable[[], Any]]] = {
     "default": (lambda x: (x.sin() + 1, 2**x, x.shape, x.is_leaf), lambda: [tensor(Plain, grad=True)]),
-    "tags": (lambda x, y: (x + y, y @ x.t(), torch.cat([x, y])), lambda: [tensor(Tagged, "a"), tensor(Tagged, "b", True)]),
+    "tags": (
+        lambda x, y: (x + y, y @ x.t(), torch.cat([x, y])),
+        lambda: [tensor(Tagged, "a"), tensor(Tagged, "b", True)],
+    ),
     "heir first": (lambda x, y: torch.where(x > 2, x, y), lambda: [tensor(Tagged, "a"), tensor(Heir, "b")]),
     "python functions": (lambda x: (F.softmax(x, dim=-1), F.mse_loss(x, x * 2)), lambda: [tensor(Tagged, "a", True)]),
     "switched off": (lambda x, y: (x + y, torch.add(y, x), x * y), lambda: [tensor(Doubling), torch.ones(3, 2)]),
@@ -168,12 +173,18 @@ PROGRAMS: dict[str, tuple[Callable[..., Any], Callable[[], Any]]] = {
     "operators": (lambda x: (x + 2, 2 + x, x[0], len(x), x.sum(), abs(x)), lambda: [tensor(Arithmetic)]),
     "iterated": (lambda x: [row * 2 for row in x], lambda: [tensor(Tagged, "a")]),
     "lists": (lambda x, y: (sum([x, y]), torch.stack((y, x)), x.unbind()), lambda: [tensor(Plain), tensor(Plain)]),
-    "written with a gradient": (lambda x, w: x.mul_(w), lambda: [tensor(Tagged, "a"), torch.ones(2, requires_grad=True)]),
+    "written with a gradient": (
+        lambda x, w: x.mul_(w),
+        lambda: [tensor(Tagged, "a"), torch.ones(2, requires_grad=True)],
+    ),
     "written": (write, lambda: [tensor(Tagged, "a")]),
     "made inside": (made_inside, lambda: [torch.ones(3, 2, requires_grad=True)]),
     "attributes": (attributes, lambda: [tensor(Tagged, "a")]),
     "itself": (lambda x: (x, x.view(-1), x.detach(), [x]), lambda: [tensor(Tagged, "a")]),
-    "index": (lambda x, i: (x[i], x.index_select(0, i)), lambda: [torch.ones(3, 2), torch.tensor([0, 2]).as_subclass(Plain)]),
+    "index": (
+        lambda x, i: (x[i], x.index_select(0, i)),
+        lambda: [torch.ones(3, 2), torch.tensor([0, 2]).as_subclass(Plain)],
+    ),
     "slope": (slope_inside, lambda: [torch.ones(3, requires_grad=True)]),
 }
 
