@@ -174,7 +174,7 @@ def _is_given(value: Any) -> bool:
 
 @first_rule
 def _override(interpreter: TracingInterpreter, function: Any, args: Arguments, kwargs: Keywords) -> Any:
-    if function is super:
+    if function is super and len(args) != 1:
         start, value = args or super_arguments(interpreter, interpreter.frames[-1])
         return OverridingSuper(start, value) if type(value) is OverridingValue else NotImplemented
     if not any(map(_is_given, (*args, *kwargs.values()))):
@@ -191,8 +191,10 @@ def _override(interpreter: TracingInterpreter, function: Any, args: Arguments, k
     module = getattr(function, "__module__", None) or getattr(owner, "__module__", None) or ""
     if isinstance(function, types.WrapperDescriptorType) and function.__name__ in _PLAIN_SLOTS:
         return _PLAIN_SLOTS[function.__name__](interpreter, *args)
-    is_torchs = owner in torch.Tensor.__mro__[:-1] or module.split(".", 1)[0] == "torch"
-    if is_torchs or isinstance(owner, torch.Tensor) or function in (abs, pow, round, divmod):
+    is_method = isinstance(owner, torch.Tensor) or (
+        isinstance(owner, type) and issubclass(owner, torch.Tensor.__base__)
+    )
+    if is_method or module.split(".", 1)[0] == "torch" or function in (abs, pow, round, divmod):
         return override(interpreter, function, args, kwargs)
     return NotImplemented
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Any, ClassVar, NoReturn
 
 import torch
 
@@ -23,6 +23,11 @@ class OverridingValue:
 
     def __init__(self, kind: type, tensor: torch.Tensor, attributes: dict[str, Any]) -> None:
         self.kind, self.tensor, self.attributes = kind, tensor, attributes
+
+    @classmethod
+    def __torch_function__(cls, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> NoReturn:
+        name = getattr(function, "__name__", str(function))
+        raise Break(f"{name} is given a tensor subclass inside of a function of torch", "hand over plain tensors")
 
 
 class OverridingSuper:
@@ -48,7 +53,7 @@ for _name in (
     *("getitem", "setitem", "delitem", "len", "iter", "bool", "contains", "index", "int", "float", "complex", "repr"),
     *("str", "format", "hash", "eq", "ne", "lt", "le", "gt", "ge", "copy", "deepcopy", "reduce_ex", "array"),
     *("add", "radd", "sub", "rsub", "mul", "rmul", "truediv", "rtruediv", "matmul", "rmatmul", "pow", "rpow", "neg"),
-    *("enter", "exit", "call", "torch_function"),
+    *("enter", "exit", "call"),
 ):
     setattr(OverridingValue, f"__{_name}__", _special(f"__{_name}__"))
 
