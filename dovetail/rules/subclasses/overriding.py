@@ -38,6 +38,7 @@ from dovetail.torch_private import calls as private_calls
 from dovetail.torch_private import libraries as private_libraries
 from dovetail.torch_private import operators as private_operators
 from dovetail.torch_private import tracing as private_tracing
+from dovetail.torch_private.tensors import TensorBase
 
 
 class OverridingKind(ValueKind):
@@ -191,9 +192,7 @@ def _override(interpreter: TracingInterpreter, function: Any, args: Arguments, k
     module = getattr(function, "__module__", None) or getattr(owner, "__module__", None) or ""
     if isinstance(function, types.WrapperDescriptorType) and function.__name__ in _PLAIN_SLOTS:
         return _PLAIN_SLOTS[function.__name__](interpreter, *args)
-    is_method = isinstance(owner, torch.Tensor) or (
-        isinstance(owner, type) and issubclass(owner, torch.Tensor.__base__)
-    )
+    is_method = isinstance(owner, torch.Tensor) or (isinstance(owner, type) and issubclass(owner, TensorBase))
     if is_method or module.split(".", 1)[0] == "torch" or function in (abs, pow, round, divmod):
         return override(interpreter, function, args, kwargs)
     return NotImplemented
