@@ -72,7 +72,7 @@ def _checks() -> tuple[Callable[[], bool], Callable[[], bool]]:
     else:
         unwritten = private_guard_managers.unchanged_check([], [], tables)
     return (
-        same_answers((*_OVERLOOKED, *private_state.kernel_readers(), *watched)),
+        same_answers((*_OVERLOOKED, *private_guard_managers.kernel_readers(), *watched)),
         lambda: in_torch() and unwritten(),
     )
 

@@ -7,16 +7,18 @@ from typing import Any, NoReturn
 
 import torch
 
-from dovetail.errors import CaptureError
+from dovetail.errors import CaptureError, UnbuildableError
 from dovetail.frontend.code.frame import Null, Unread
 from dovetail.frontend.code.points import FramePoint
 from dovetail.frontend.interpreter.interpreter import Interpreter
 from dovetail.frontend.rules import kind_of, leaving_rule
 from dovetail.frontend.values.leaves import IDENTITY_TYPES, is_bound_builtin, is_leaf_value
 from dovetail.runtime.recipe import CallItem, ConstantItem, NumberItem, Recipe, SourceItem, TensorItem
-from dovetail.runtime.recipe_builder import RecipeBuilder, holds_interpreted
+from dovetail.runtime.recipe_builder import RecipeBuilder, closure_contents, holds_interpreted
 from dovetail.torch_private import autograd as private_autograd
 from dovetail.torch_private import sizes as private_sizes
+from dovetail.torch_private import trees as private_trees
+from dovetail.torch_private.tensors import is_traced
 
 
 class Outputs:
@@ -28,7 +30,7 @@ class Outputs:
           _classify(value)              of an item: a recipe, or None where the item is made anew from its parts
             ValueKind.leave             a stand-in of a rule's kind that the program has made
             _tensor                     computed by the graph
-            _symbolic, _data_number     computed from sizes, or by the graph
+            NumberItem, _data_number    computed from sizes, or by the graph
             SourceItem                  read again where it was read: it existed before the call
             ConstantItem                the object itself
 
@@ -66,12 +68,14 @@ class Outputs:
         if private_sizes.is_data_number(value):
             return self._data_number(value)
         if private_sizes.is_symbolic(value):
-            return self._symbolic(value)
+            self.numbers.append(value)
+            return NumberItem(len(self.numbers) - 1)
         if isinstance(value, Unread):
             return SourceItem(value.source.fetch)
         if is_leaf_value(value) or isinstance(value, (Null, FramePoint)):
             return ConstantItem(value)
-        return self._source(value) or self._object(value)
+        source = self._values.source_of(value)
+        return self._object(value) if source is None else SourceItem(source.fetch)
 
     def _object(self, value: Any) -> Recipe | None:
         """An object that the program has made, or one of those that are told apart by identity alone."""
@@ -81,16 +85,11 @@ class Outputs:
             # A result of torch.func.vmap(f), say: it is made again with the user's own function in it.
             return None
         if isinstance(value, IDENTITY_TYPES) and not self._interpreter.is_created(value):
+            held = [*closure_contents(value)] if type(value) is types.FunctionType else []
+            if any(isinstance(leaf, torch.Tensor) and is_traced(leaf) for leaf in private_trees.tree_leaves(held)):
+                raise UnbuildableError("a function of torch that keeps tensors of the graph (a pull-back) leaves it")
             return ConstantItem(value)
         return None
-
-    def _source(self, value: Any) -> Recipe | None:
-        source = self._values.source_of(value)
-        return None if source is None else SourceItem(source.fetch)
-
-    def _symbolic(self, value: Any) -> Recipe:
-        self.numbers.append(value)
-        return NumberItem(len(self.numbers) - 1)
 
     def _data_number(self, value: torch.SymInt | torch.SymFloat | torch.SymBool) -> Recipe:
         """A number that the graph computes leaves it as a tensor without dimensions."""

@@ -100,6 +100,8 @@ class Instead:
 #: ``rule(interpreter, function, args, kwargs)`` does calls of several functions; a bound method has its owner in ``__self__``.
 FunctionRule = Callable[["TracingInterpreter", Any, Arguments, Keywords], Any]
 
+#: Every call, before anything else is asked.
+first_rule: Chain[FunctionRule] = Chain()
 #: A call of exactly this function or class; of a method of a builtin class also where it is bound.
 rule: Table[CallRule] = Table()
 #: A function or method of torch, by its name.
@@ -212,9 +214,13 @@ class ValueKind:
         """The recipe that makes a real tensor of the program's own stand-in when the graph has run."""
         raise NotImplementedError
 
-    def attribute(self, value: Any, name: str) -> Any:
+    def attribute(self, interpreter: TracingInterpreter, value: Any, name: str) -> Any:
         """``value.name``."""
         raise NotImplementedError
+
+    def store(self, interpreter: TracingInterpreter, value: Any, name: str, item: Any) -> None:
+        """``value.name = item``."""
+        setattr(value, name, item)
 
     def call(self, interpreter: TracingInterpreter, function: Any, args: Arguments, kwargs: Keywords) -> Any:
         """A function of torch, or an operator, that is given a stand-in; NotImplemented: as if it were any object."""

@@ -74,18 +74,22 @@ def interpreted_of(function: types.FunctionType) -> Any:
     return _INTERPRETED.get(function, function)
 
 
-def holds_interpreted(function: types.FunctionType, seen: frozenset[int] = frozenset()) -> bool:
-    """Whether the closure of a function that native code has made leads to one that stands for an interpreted one."""
+def closure_contents(function: types.FunctionType, seen: frozenset[int] = frozenset()) -> Iterable[Any]:
+    """What the closure of a function holds, and the closures of the functions in it."""
     seen |= {id(function)}
     for cell in function.__closure__ or ():
         try:
             inside = cell.cell_contents
         except ValueError:
             continue
-        is_new = type(inside) is types.FunctionType and id(inside) not in seen
-        if is_new and (inside in _INTERPRETED or holds_interpreted(inside, seen)):
-            return True
-    return False
+        yield inside
+        if type(inside) is types.FunctionType and id(inside) not in seen:
+            yield from closure_contents(inside, seen)
+
+
+def holds_interpreted(function: types.FunctionType) -> bool:
+    """Whether the closure of a function that native code has made leads to one that stands for an interpreted one."""
+    return any(type(item) is types.FunctionType and item in _INTERPRETED for item in closure_contents(function))
 
 
 # --- makers: what a recipe calls ---------------------------------------------------------------------------------------

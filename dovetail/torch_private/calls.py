@@ -9,16 +9,6 @@ from typing import Any
 
 import torch
 
-#: What torch's own Python functions ask before anything else.
-HAS_TORCH_FUNCTION = (
-    torch.overrides.has_torch_function,
-    torch.overrides.has_torch_function_unary,
-    torch.overrides.has_torch_function_variadic,
-)
-
-#: The method by which a ``GradScaler`` takes an optimizer's step, or skips it where a gradient is not finite.
-scaled_optimizer_step: Callable[..., Any] = torch.amp.GradScaler._maybe_opt_step
-
 _DISABLED: types.CodeType = next(
     item
     for item in torch._compile._disable_dynamo.__code__.co_consts

@@ -29,6 +29,15 @@ if hasattr(torch.compiler, "_is_compiling_flag"):
 _version: Callable[[dict[Any, Any]], int] = torch._C._dynamo.guards.dict_version
 
 
+def kernel_readers() -> tuple[Callable[[], Any], ...]:
+    """Functions that say together what ``kernel_flags`` says, each at once where torch lets them be read one by one."""
+    try:
+        [read() for read in private_state.KERNEL_READERS]
+    except RuntimeError:
+        return (private_state.kernel_flags,)
+    return private_state.KERNEL_READERS
+
+
 def global_state_check() -> Callable[[], bool]:
     """A C++ check that grad mode, autocast, default dtype, deterministic flags, TF32, thread count are as now."""
     return torch._C._dynamo.guards.GlobalStateGuard().check

@@ -67,10 +67,20 @@ def storage_key(storage: torch.UntypedStorage) -> int:
     return int(storage._cdata)
 
 
-def overrides_torch_function(value: Any) -> bool:
-    """Whether a value's class handles torch functions itself (``__torch_function__``), whatever modes there are."""
-    implementation = getattr(type(value), "__torch_function__", None)
-    return type(value) is not torch.Tensor and implementation not in (None, torch._C._disabled_torch_function_impl)
+def overrides_functions(kind: type) -> bool:
+    """Whether a class handles torch functions itself (``__torch_function__``), whatever modes there are."""
+    implementation = getattr(kind, "__torch_function__", None)
+    return kind is not torch.Tensor and implementation not in (None, torch._C._disabled_torch_function_impl)
+
+
+def is_plain_inside(kind: Any) -> bool:
+    """Whether tensors of a class of the user's are plain ones below ``__torch_function__``."""
+    return (
+        issubclass(kind, torch.Tensor)
+        and kind.__module__.split(".", 1)[0] != "torch"
+        and kind.__torch_dispatch__ is torch._C._disabled_torch_dispatch_impl
+        and not hasattr(kind, "__tensor_flatten__")
+    )
 
 
 def loop_operators() -> tuple[HigherOrderOperator, HigherOrderOperator, HigherOrderOperator]:
@@ -111,6 +121,21 @@ def flex_attention() -> Any:
     return flex_attention
 
 
+#: What torch's own Python functions ask before anything else.
+HAS_TORCH_FUNCTION = (
+    torch.overrides.has_torch_function,
+    torch.overrides.has_torch_function_unary,
+    torch.overrides.has_torch_function_variadic,
+)
+#: Switches off the ``__torch_function__`` of subclasses, not those of modes.
+no_subclasses = torch._C.DisableTorchFunctionSubclass
+#: Whether subclasses are asked now.
+asks_subclasses: Callable[[], bool] = torch._C._is_torch_function_enabled
+#: The ``__torch_function__`` of classes that are not asked.
+disabled_torch_function: Any = torch._C._disabled_torch_function_impl
+
+#: The method by which a ``GradScaler`` takes an optimizer's step, or skips it where a gradient is not finite.
+scaled_optimizer_step: Callable[..., Any] = torch.amp.GradScaler._maybe_opt_step
 #: Makes an object of a subclass in the memory of a tensor.
 make_subclass: Any = torch.Tensor._make_subclass
 
@@ -120,3 +145,8 @@ def refers_to_weights(code: types.CodeType) -> bool:
     own = torch.nn.RNNBase._init_flat_weights.__code__
     # Before Python 3.12, a comprehension has code of its own.
     return code.co_filename == own.co_filename and code.co_qualname.startswith(own.co_qualname)
+
+
+def overloaded_types(kinds: list[Any]) -> tuple[Any, ...]:
+    """The classes of arguments that torch asks for a function, in the order in which it asks."""
+    return tuple(torch.overrides._get_overloaded_args(kinds, lambda kind: kind))

@@ -158,7 +158,7 @@ _KERNEL_SWITCHES: tuple[_Switch, ...] = (
 )
 
 KERNEL_FLAG_NAMES = tuple(name for name, _, _ in _KERNEL_SWITCHES)
-_KERNEL_READERS = tuple(read for _, read, _ in _KERNEL_SWITCHES)
+KERNEL_READERS = tuple(read for _, read, _ in _KERNEL_SWITCHES)
 
 #: Switches on which nothing in a graph depends.
 OTHER_SWITCHES: tuple[_Switch, ...] = (
@@ -171,21 +171,12 @@ _SWITCHES: tuple[_Switch, ...] = (*_KERNEL_SWITCHES, *OTHER_SWITCHES)
 _READERS = tuple(read for _, read, _ in _SWITCHES)
 
 
-def kernel_flags(read: tuple[Callable[[], Any], ...] = _KERNEL_READERS) -> tuple[Any, ...]:
+def kernel_flags(read: tuple[Callable[[], Any], ...] = KERNEL_READERS) -> tuple[Any, ...]:
     """The switches that choose kernels, in the order of :data:`KERNEL_FLAG_NAMES`."""
     try:
         return tuple([one() for one in read])
     except RuntimeError:
         return tuple(map(unless_mixed, read))
-
-
-def kernel_readers() -> tuple[Callable[[], Any], ...]:
-    """Functions that say together what :func:`kernel_flags` says, each at once where torch lets them be read one by one."""
-    try:
-        [read() for read in _KERNEL_READERS]
-    except RuntimeError:
-        return (kernel_flags,)
-    return _KERNEL_READERS
 
 
 def set_kernel_flags(old: tuple[Any, ...], new: tuple[Any, ...]) -> None:

@@ -70,7 +70,7 @@ class Attributes(LookupGuards):
             return self._load_tensor_attribute(target, name)
         kind = type(target)
         if kind in STAND_INS:
-            return STAND_INS[kind].attribute(target, name)
+            return STAND_INS[kind].attribute(self, target, name)
         if private_sizes.is_symbolic(target):
             # A program sees a plain number: its class, and its methods.
             return self.call(type, (target,), {}) if name == "__class__" else getattr(plain_numbers(target), name)

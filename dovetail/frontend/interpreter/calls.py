@@ -27,6 +27,7 @@ from dovetail.frontend.rules import (
     callable_rule,
     called_rule,
     class_rule,
+    first_rule,
     format_rule,
     interpreted_rule,
     rule,
@@ -48,6 +49,9 @@ class Calls(TracingInterpreter):
     """The part of the interpreter that decides what a call does."""
 
     def call(self, function: Any, args: tuple[Any, ...], kwargs: dict[str, Any], direct: bool = False) -> Any:
+        for ask in first_rule:
+            if (result := ask(self, function, args, kwargs)) is not NotImplemented:
+                return result
         known = rule.get(function) if isinstance(function, _WITH_RULES) else None
         if known is not None:
             found = known(self, args, kwargs)
@@ -203,7 +207,7 @@ class Calls(TracingInterpreter):
         maker, _ = class_attribute(kind, "__new__")
         maker = maker.__func__ if isinstance(maker, staticmethod) else maker
         starter, starter_owner = class_attribute(kind, "__init__")
-        is_made_by_python = isinstance(maker, types.FunctionType)
+        is_made_by_python = isinstance(maker, types.FunctionType) or maker is torch.Tensor.__new__
         is_started_by_python = isinstance(starter, types.FunctionType)
         if not is_made_by_python and not is_started_by_python:
             is_pure = module in (*PURE_MODULES, "contextlib", "dataclasses") or kind is typing.Any
@@ -212,7 +216,7 @@ class Calls(TracingInterpreter):
             raise Break(f"an object of {module}.{kind.__qualname__} is made", "make it outside of the function")
         if is_made_by_python:
             instance = self.call(maker, (kind, *args), kwargs)
-            if kind not in class_order(type(instance)):
+            if kind not in class_order(made := self.call(type, (instance,), {})):
                 return instance
         elif maker is object.__new__:
             instance = object.__new__(kind)
@@ -222,7 +226,7 @@ class Calls(TracingInterpreter):
             instance = build(kind, *[self.values.for_native(item) for item in args]) if immutable else build(kind)
         if is_made_by_python:
             # Of a class that derives from this one, maybe.
-            starter, starter_owner = class_attribute(type(instance), "__init__")
+            starter, starter_owner = class_attribute(made, "__init__")
         if isinstance(starter, types.FunctionType):
             self.call(starter, (instance, *args), kwargs)
         elif starter_owner is not object:

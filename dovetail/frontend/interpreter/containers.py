@@ -20,7 +20,7 @@ from dovetail.frontend.interpreter.generator import InterpretedGenerator
 from dovetail.frontend.interpreter.lookup import class_attribute, python_method
 from dovetail.frontend.interpreter.user_code import is_user_function
 from dovetail.frontend.protocol import TracingInterpreter
-from dovetail.frontend.rules import operator_rule
+from dovetail.frontend.rules import STAND_INS, operator_rule
 from dovetail.frontend.values.aliases import guard_equality, guard_key
 from dovetail.frontend.values.leaves import is_leaf_value, plain_numbers
 from dovetail.guards import AttributeSource, HasNoKey, Length
@@ -154,7 +154,7 @@ class Containers(TracingInterpreter):
         kind = type(value)
         method, _ = class_attribute(kind, "__iter__")
         is_python = isinstance(method, types.FunctionType)
-        if is_python and is_user_function(method):
+        if is_python and (is_user_function(method) or kind in STAND_INS):
             return self.call(types.MethodType(method, value), (), {})
         check_loading(kind.__module__)
         is_old = self.values.source_of(value) is not None

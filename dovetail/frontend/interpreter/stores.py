@@ -28,7 +28,7 @@ class Stores(LookupGuards):
         if isinstance(target, torch.Tensor):
             self._store_tensor_attribute(target, name, value)
         elif type(target) in STAND_INS:
-            setattr(target, name, value)
+            STAND_INS[type(target)].store(self, target, name, value)
         elif isinstance(target, types.FunctionType) and not name.startswith("__") and not self.is_created(target):
             self.values.note(target, self.values.pin(target, target.__qualname__))
             self._store_instance(target, name, value)

@@ -284,9 +284,9 @@ class Values:
             return self.wrap(value)
         with private_calls.no_torch_function():
             is_plain = type(value) in _PLAIN_TENSORS and value.layout is torch.strided
-        for kind in () if is_plain else KINDS:
-            if kind.claims(value):
-                return self._read_stand_in(value, source, kind)
+            kind = None if is_plain else next((item for item in KINDS if item.claims(value)), None)
+        if kind is not None:
+            return self._read_stand_in(value, source, kind)
         if self.in_backward and self.trace.known(value) is None:
             raise Break(
                 f"a hook or the backward of a custom autograd.Function reads {source.name}, which the forward has not read",
@@ -297,8 +297,8 @@ class Values:
                 traced = self.trace.input(value, source.name)
             except CaptureError:
                 # Eager takes the calls with such a tensor only.
-                form = ComputedSource(_FORM, (source,), f"the form of {source.name}")
-                self.guard(form, Equals(_FORM(value)), f"{source.name} was read")
+                form = ComputedSource(_form_of, (source,), f"the form of {source.name}")
+                self.guard(form, Equals(_form_of(value)), f"{source.name} was read")
                 raise
             index = self.guards.add_tensor(source, value, self.where(), traced.node.meta["val"])
             if index != traced.index:
@@ -479,3 +479,8 @@ class Values:
         elif isinstance(value, (set, frozenset, deque)):
             self.whole(value)
         return value
+
+
+def _form_of(value: Any) -> Any:
+    with private_calls.no_torch_function():
+        return _FORM(value)

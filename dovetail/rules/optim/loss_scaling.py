@@ -18,10 +18,11 @@ from dovetail.frontend.rules import rule
 from dovetail.guards import Identity
 from dovetail.rules.torch.branches_on_data import assert_in_graph, follows_branches, may_assert
 from dovetail.torch_private import calls as private_calls
+from dovetail.torch_private import libraries as private_libraries
 from dovetail.trace import CaptureSettings, Retry
 
 
-@rule(private_calls.scaled_optimizer_step)
+@rule(private_libraries.scaled_optimizer_step)
 def _step_if_finite(interpreter: TracingInterpreter, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     _, optimizer, state, *rest = args
     trace = interpreter.trace

@@ -132,7 +132,7 @@ class _ArrayKind(ValueKind):
         """The array in the memory of the tensor that the graph returns."""
         return builder.made(value, _number if value.is_scalar else torch.Tensor.numpy, [value.tensor])
 
-    def attribute(self, value: Any, name: str) -> Any:
+    def attribute(self, interpreter: TracingInterpreter, value: Any, name: str) -> Any:
         """``value.name``: what the traced tensor knows, a view, or a method."""
         tensor = value.tensor
         if name == "shape":

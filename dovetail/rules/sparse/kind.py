@@ -112,7 +112,7 @@ class SparseKind(ValueKind):
         """The tensor that the handle carries when the graph has run."""
         return builder.made(value, redeem, [value.handle])
 
-    def attribute(self, value: Any, name: str) -> Any:
+    def attribute(self, interpreter: TracingInterpreter, value: Any, name: str) -> Any:
         """An attribute that the guards hold to what it is, or a method."""
         return _attribute(value, name)
 

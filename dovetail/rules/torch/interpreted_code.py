@@ -11,13 +11,9 @@ import torch
 
 from dovetail.frontend.interpreter.call_tables import NATIVE_CALLABLES, interpret_modules
 from dovetail.frontend.interpreter.user_code import is_user_callable, is_user_function
-from dovetail.frontend.protocol import TracingInterpreter
-from dovetail.frontend.rules import Arguments, Keywords, interpreted_rule, rule
+from dovetail.frontend.rules import Arguments, Keywords, interpreted_rule
 from dovetail.rules.refusals import refuse
-from dovetail.torch_private import calls as private_calls
-from dovetail.torch_private import libraries as private_libraries
 from dovetail.torch_private import packages as private_packages
-from dovetail.torch_private import trees as private_trees
 
 interpret_modules(
     *("torch.testing", "torch.optim", "torch.nn.parallel.distributed"),
@@ -104,15 +100,3 @@ refuse(
     [getattr(torch.nn.modules.module, f"register_module_{name}") for name in _REGISTERING],
     "a hook for all modules is registered",
 )
-
-
-# --- questions of such code -------------------------------------------------------------------------------------------
-
-
-def _has_torch_function(interpreter: TracingInterpreter, args: Arguments, kwargs: Keywords) -> bool:
-    """Asked in interpreted code of torch's: the trace's own mode sees what the function calls, not the function."""
-    return any(map(private_libraries.overrides_torch_function, private_trees.tree_leaves(args)))
-
-
-for _asking in private_calls.HAS_TORCH_FUNCTION:
-    rule[_asking] = _has_torch_function

@@ -40,9 +40,8 @@ def by_as_subclass(x: torch.Tensor) -> Any:
     return made
 
 
-@pytest.mark.filterwarnings("ignore::UserWarning")
 @pytest.mark.parametrize("make", [by_new, by_make_subclass, by_as_subclass])
-def test_an_object_of_a_subclass_ends_the_graph(make: Callable[[torch.Tensor], Any]) -> None:
+def test_an_object_of_a_subclass_is_made_in_the_graph(make: Callable[[torch.Tensor], Any]) -> None:
     weight = torch.tensor([1.0, 2.0], requires_grad=True)
 
     def function(x: torch.Tensor) -> Any:
@@ -58,11 +57,17 @@ def test_an_object_of_a_subclass_ends_the_graph(make: Callable[[torch.Tensor], A
         loss.backward()
         return [loss, *others, weight.grad]
 
-    compiled = dovetail.compile(function, backend="aten")
+    compiled = dovetail.compile(function, backend="aten", fullgraph=True)
     for _ in range(2):
         same(run(function), run(compiled))
-    with pytest.raises(GraphBreakError, match="an object of the tensor subclass Labelled is made"):
-        dovetail.compile(function, backend="aten", fullgraph=True)(torch.ones(3, 2))
+
+
+def test_an_object_of_a_class_with_a_dispatch_of_its_own_ends_the_graph() -> None:
+    class Dispatching(torch.Tensor):
+        __torch_dispatch__ = torch.Tensor.__torch_function__
+
+    with pytest.raises(GraphBreakError, match="an object of the tensor subclass Dispatching is made"):
+        dovetail.compile(lambda x: x.as_subclass(Dispatching), backend="aten", fullgraph=True)(torch.ones(3, 2))
 
 
 def test_as_subclass_of_a_plain_tensor_shares_its_memory() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import inspect
 from collections.abc import Callable
 from typing import Any
@@ -10,6 +11,7 @@ import pytest
 import torch
 
 import dovetail
+from dovetail.errors import GraphBreakError
 
 
 def slope_of(x: torch.Tensor, power: int = 2) -> torch.Tensor:
@@ -54,3 +56,24 @@ def test_a_function_made_inside_keeps_its_name_through_two_transforms() -> None:
     assert function.__name__ == function.__wrapped__.__name__ == "inner"
     torch.testing.assert_close(function(x), x.cos() * 2)
     torch.testing.assert_close(doubled, x * 2)
+
+
+def _pulled(x: torch.Tensor) -> Any:
+    y, pull = torch.func.vjp(lambda t: t.sin() * t, x)
+    print(end="")
+    return y, pull(torch.ones_like(y))[0]
+
+
+@pytest.mark.filterwarnings("ignore::UserWarning")
+@pytest.mark.parametrize(
+    "program",
+    [_pulled, lambda x: torch.func.vjp(torch.sin, x)[1], lambda x: functools.partial(torch.func.vjp(torch.sin, x)[1])],
+)
+def test_a_pull_back_that_keeps_tensors_of_the_graph_does_not_leave_it(program: Callable[..., Any]) -> None:
+    x = torch.ones(3)
+    expected, found = program(x), dovetail.compile(program, backend="aten")(x)
+    if program is not _pulled:
+        expected, found = expected(x), found(x)
+    torch.testing.assert_close(found, expected)
+    with pytest.raises(GraphBreakError, match="keeps tensors of the graph|print writes"):
+        dovetail.compile(program, backend="aten", fullgraph=True)(x)
