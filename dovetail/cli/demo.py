@@ -23,7 +23,7 @@ from pathlib import Path
 from typing import Any, TextIO
 
 from dovetail.cli.pipe import Worker, WorkerError, start_worker
-from dovetail.reports.curves import Curve, relative_deviations, write_html
+from dovetail.reports.curves import Curve, chart, relative_deviations, write_html
 from dovetail.reports.table import Table
 
 #: The engines in the order in which they are shown.
@@ -292,16 +292,12 @@ def write_results(
     results_path, trace_path = output / "results.json", output / "trace.json"
     results_path.write_text(json.dumps(about, indent=1), encoding="utf-8")
     trace_path.write_text(json.dumps({"traceEvents": rows, "displayTimeUnit": "ms"}), encoding="utf-8")
-    title = _heading(settings[0])
-    page = write_html(
-        output / "curves.html",
-        title=title,
-        losses=losses,
-        deviations=deviations,
-        milliseconds=milliseconds,
-        table=table,
-        remarks=remarks,
-    )
+    charts = [
+        chart(losses, title="Training loss", unit="loss"),
+        chart(milliseconds, title="Time of each step", unit="milliseconds", logarithmic=True),
+        chart(deviations, title="Deviation from eager", unit="relative deviation", logarithmic=True),
+    ]
+    page = write_html(output / "curves.html", title=_heading(settings[0]), charts=charts, table=table, remarks=remarks)
     return [page, results_path, trace_path]
 
 

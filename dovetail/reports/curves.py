@@ -1,14 +1,15 @@
-"""Loss curves of training runs as one self-contained HTML page."""
+"""Loss curves of training runs as one HTML page that needs no other file: ``curves.html.j2`` draws what is computed here."""
 
 from __future__ import annotations
 
-import html
 import math
 import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
+from dovetail.reports.page import template
 from dovetail.reports.table import Table
 
 #: Colour, dash pattern and width of each curve. The colours differ in brightness too (Okabe and Ito); where curves lie on each
@@ -21,20 +22,8 @@ LOOKS = (
     ("#d55e00", "10 4 2 4", 2.0),
     ("#56b4e9", "4 10", 2.0),
 )
-_WIDTH, _HEIGHT = 860, 360
-_LEFT, _RIGHT, _TOP, _BOTTOM = 80, 20, 40, 50
-_STYLE = """
-    :root { color-scheme: light dark; --text: #222; --faint: #ddd; --page: #fff; }
-    @media (prefers-color-scheme: dark) { :root { --text: #ddd; --faint: #444; --page: #181a1b; } }
-    body { font: 15px/1.5 system-ui, sans-serif; color: var(--text); background: var(--page);
-           max-width: 920px; margin: 2rem auto; padding: 0 1rem; }
-    svg { width: 100%; height: auto; } svg text { fill: var(--text); font-size: 13px; }
-    svg text.title { font-size: 15px; font-weight: 600; } svg text.key { font-size: 12px; }
-    svg line.grid { stroke: var(--faint); }
-    .scroll { overflow-x: auto; } table { border-collapse: collapse; font-variant-numeric: tabular-nums; }
-    th, td { padding: .25rem .8rem; text-align: right; border-bottom: 1px solid var(--faint); }
-    th:first-child, td:first-child { text-align: left; padding-left: 0; }
-"""
+#: The edges of a chart in its picture.
+_LEFT, _RIGHT, _TOP, _BOTTOM = 80, 840, 40, 310
 
 
 @dataclass(frozen=True)
@@ -65,16 +54,12 @@ def relative_deviations(values: Sequence[float], reference: Sequence[float]) -> 
     return tuple(deviation(value, expected) for value, expected in zip(values, reference))
 
 
-def svg_chart(curves: Sequence[Curve], *, title: str, unit: str, logarithmic: bool = False) -> str:
-    """Return the curves over their steps as an inline SVG; a logarithmic axis leaves out values that are not above zero."""
+def chart(curves: Sequence[Curve], *, title: str, unit: str, logarithmic: bool = False) -> dict[str, Any]:
+    """The curves over their steps, in the picture's units; a logarithmic axis leaves out values that are not above zero."""
+    found: dict[str, Any] = {"title": title, "unit": unit, "lines": []}
     drawn = [value for curve in curves for value in curve.values if _can_draw(value, logarithmic)]
-    parts = [
-        f'<svg viewBox="0 0 {_WIDTH} {_HEIGHT}" role="img" aria-label="{html.escape(title, quote=True)}" '
-        'xmlns="http://www.w3.org/2000/svg">',
-        _text(_LEFT, 22, title, 'class="title"'),
-    ]
     if not drawn:
-        return "\n".join([*parts, _text(_LEFT, _HEIGHT / 2, "nothing to draw: all values are zero"), "</svg>"])
+        return found
     scale: Callable[[float], float] = math.log10 if logarithmic else float
     low, high = scale(min(drawn)), scale(max(drawn))
     if logarithmic:
@@ -84,64 +69,31 @@ def svg_chart(curves: Sequence[Curve], *, title: str, unit: str, logarithmic: bo
     steps = max(len(curve.values) for curve in curves)
 
     def x_of(step: float) -> float:
-        return _LEFT + (step - 1) / max(1, steps - 1) * (_WIDTH - _LEFT - _RIGHT)
+        return round(_LEFT + (step - 1) / max(1, steps - 1) * (_RIGHT - _LEFT), 1)
 
     def y_of(scaled: float) -> float:
-        return _TOP + (high - scaled) / (high - low) * (_HEIGHT - _TOP - _BOTTOM)
+        return round(_TOP + (high - scaled) / (high - low) * (_BOTTOM - _TOP), 1)
 
-    for tick in _ticks(low, high, whole=logarithmic):
-        y = y_of(tick)
-        parts.append(f'<line x1="{_LEFT}" x2="{_WIDTH - _RIGHT}" y1="{y:.1f}" y2="{y:.1f}" class="grid"/>')
-        parts.append(_text(_LEFT - 8, y + 4, f"1e{tick:.0f}" if logarithmic else f"{tick:.4g}", 'text-anchor="end"'))
-    for tick in _ticks(1, steps, whole=True):
-        parts.append(_text(x_of(tick), _HEIGHT - _BOTTOM + 20, f"{tick:.0f}", 'text-anchor="middle"'))
-    parts.append(_text((_LEFT + _WIDTH - _RIGHT) / 2, _HEIGHT - 8, "step", 'text-anchor="middle"'))
-    turn = f'transform="translate(18 {(_TOP + _HEIGHT - _BOTTOM) / 2}) rotate(-90)" text-anchor="middle"'
-    parts.append(_text(0, 0, unit, turn))
+    label = "1e{:.0f}" if logarithmic else "{:.4g}"
+    found["rows"] = [(y_of(tick), label.format(tick)) for tick in _ticks(low, high, whole=logarithmic)]
+    found["columns"] = [(x_of(tick), f"{tick:.0f}") for tick in _ticks(1, steps, whole=True)]
     for number, curve in enumerate(curves):
-        look = number if curve.look is None else curve.look
-        colour, dash, thickness = LOOKS[look % len(LOOKS)]
-        style = f'fill="none" stroke="{colour}" stroke-width="{thickness}" stroke-dasharray="{dash or "none"}"'
-        for piece in _pieces(curve.values, logarithmic):
-            points = " ".join(f"{x_of(step):.1f},{y_of(scale(value)):.1f}" for step, value in piece)
-            parts.append(f'<polyline points="{points}" {style}><title>{html.escape(curve.name)}</title></polyline>')
-        key = 240 + number * (_WIDTH - _RIGHT - 240) // max(4, len(curves))
-        parts.append(f'<line x1="{key}" x2="{key + 24}" y1="18" y2="18" {style}/>')
-        parts.append(_text(key + 28, 22, curve.name, 'class="key"'))
-    return "\n".join([*parts, "</svg>"])
-
-
-def _text(x: float, y: float, text: str, attributes: str = "") -> str:
-    return f'<text x="{x:.1f}" y="{y:.1f}" {attributes}>{html.escape(text)}</text>'
+        look = LOOKS[(number if curve.look is None else curve.look) % len(LOOKS)]
+        pieces = [
+            " ".join(f"{x_of(step)},{y_of(scale(value))}" for step, value in piece)
+            for piece in _pieces(curve.values, logarithmic)
+        ]
+        found["lines"].append((curve.name, look, pieces))
+    return found
 
 
 def write_html(
-    path: str | os.PathLike[str],
-    *,
-    title: str,
-    losses: Sequence[Curve],
-    deviations: Sequence[Curve],
-    milliseconds: Sequence[Curve],
-    table: Table,
-    remarks: Sequence[str] = (),
+    path: str | os.PathLike[str], *, title: str, charts: Sequence[dict[str, Any]], table: Table, remarks: Sequence[str] = ()
 ) -> Path:
-    """Write one page that needs no other file: the three charts, the table and the remarks."""
-    items = "\n".join(f"<li>{html.escape(remark)}</li>" for remark in remarks)
+    """Write a page with the charts, the table and the remarks."""
     target = Path(path)
-    target.write_text(
-        f"""<!doctype html>
-<html lang="en"><head><meta charset="utf-8"><meta name="viewport" content="width=device-width">
-<title>{html.escape(title)}</title><style>{_STYLE}</style></head><body>
-<h1>{html.escape(title)}</h1>
-<div class="scroll">{table.to_html()}</div>
-<ul>{items}</ul>
-{svg_chart(losses, title="Training loss", unit="loss")}
-{svg_chart(milliseconds, title="Time of each step", unit="milliseconds", logarithmic=True)}
-{svg_chart(deviations, title="Deviation from eager", unit="relative deviation", logarithmic=True)}
-</body></html>
-""",
-        encoding="utf-8",
-    )
+    text = template("curves.html.j2").render(title=title, charts=charts, table=table.to_html(), remarks=remarks)
+    target.write_text(text, encoding="utf-8")
     return target
 
 

@@ -21,12 +21,13 @@ def render(data: Mapping[str, Any]) -> str:
     (True, False)
     """
     texts = {name: (_FILES / f"page.{name}").read_text(encoding="utf-8") for name in ("css", "js")}
-    text: str = _template().render(data=data, css=texts["css"], script=texts["js"])
+    text: str = template("page.html.j2").render(data=data, css=texts["css"], script=texts["js"])
     return text
 
 
 @functools.cache
-def _template() -> Any:
+def template(name: str) -> Any:
+    """A template of this folder, which escapes what it is given."""
     # Loaded here: a program that makes no report has no need of it.
     import jinja2
 
@@ -34,7 +35,7 @@ def _template() -> Any:
         loader=jinja2.FileSystemLoader(_FILES), autoescape=True, undefined=jinja2.ChainableUndefined
     )
     environment.filters |= {"tail": os.path.basename, "duration": duration, "count": count}
-    return environment.get_template("page.html.j2")
+    return environment.get_template(name)
 
 
 def duration(seconds: float) -> str:

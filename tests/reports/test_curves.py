@@ -4,14 +4,21 @@ from __future__ import annotations
 
 import math
 from pathlib import Path
+from typing import Any
 from xml.etree import ElementTree
 
 import pytest
 
-from dovetail.reports.curves import LOOKS, Curve, relative_deviations, svg_chart, write_html
+from dovetail.reports.curves import LOOKS, Curve, chart, relative_deviations, write_html
+from dovetail.reports.page import template
 from dovetail.reports.table import Table
 
 SVG = "{http://www.w3.org/2000/svg}"
+
+
+def svg_chart(curves: list[Curve], **options: Any) -> str:
+    drawn: str = template("curves.html.j2").module.svg(chart(curves, **options))
+    return drawn
 
 
 def lines_of(svg: str) -> list[list[tuple[float, float]]]:
@@ -60,9 +67,11 @@ def test_the_page_needs_nothing_else_and_escapes_names(tmp_path: Path) -> None:
     page = write_html(
         tmp_path / "page.html",
         title="a & b",
-        losses=[Curve("<eager>", (1.0, 0.5))],
-        deviations=[],
-        milliseconds=[Curve("<eager>", (900.0, 30.0))],
+        charts=[
+            chart([Curve("<eager>", (1.0, 0.5))], title="loss", unit="1"),
+            chart([], title="deviation", unit="1", logarithmic=True),
+            chart([Curve("<eager>", (900.0, 30.0))], title="time", unit="ms", logarithmic=True),
+        ],
         table=Table(("engine", "x"), (("<eager>", "1"),)),
         remarks=["1 < 2"],
     ).read_text()
