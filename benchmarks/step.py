@@ -29,9 +29,9 @@ from typing import Any
 
 import torch
 from measuring import alternating, describe, make_parser, peak_of_tensors, positive, relative_difference, save
+from pipe import Worker, WorkerError, start_worker
 from step_programs import PROGRAMS, VARIANTS, Step
 
-from dovetail.cli.pipe import Worker, WorkerError, start_worker
 from dovetail.reports.table import Table
 
 #: The steps whose losses are compared before anything is timed.

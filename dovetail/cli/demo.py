@@ -11,18 +11,18 @@ import argparse
 import contextlib
 import json
 import math
+import multiprocessing
 import os
 import platform
 import sys
 import tempfile
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass, field
 from importlib import metadata
 from pathlib import Path
 from typing import Any, TextIO
 
-from dovetail.cli.pipe import Worker, WorkerError, start_worker
 from dovetail.reports.curves import Curve, chart, relative_deviations, write_html
 from dovetail.reports.table import Table
 
@@ -115,13 +115,13 @@ def run(options: argparse.Namespace) -> int:
 def train_all(settings: Sequence[Settings], *, turn: int, logs: Path) -> list[Run]:
     """Train every engine: the first step of each alone, then turns of ``turn`` steps.
 
-    The other output of the engines' processes goes to one file each in ``logs``.
+    What the engines' processes print goes to one file each in ``logs``.
     """
     runs = [Run(each.engine) for each in settings]
     total = settings[0].steps
     with contextlib.ExitStack() as stack:
         progress = stack.enter_context(Progress(total * len(runs)))
-        workers: dict[str, Worker] = {}
+        workers: dict[str, Ask] = {}
         for run, each in zip(runs, settings, strict=True):
             progress.show(runs, "first step" if run.engine == "eager" else f"{run.engine}: first step (compiling)")
             with _recorded_failure(run):
@@ -135,36 +135,69 @@ def train_all(settings: Sequence[Settings], *, turn: int, logs: Path) -> list[Ru
         for run in runs:
             if not run.failure:
                 with _recorded_failure(run):
-                    run.summary = workers[run.engine].finish()
+                    run.summary = workers[run.engine](0)
     return runs
 
 
+#: Has an engine's process train so many steps, and returns their losses and seconds; of no step, the summary of all.
+Ask = Callable[[int], dict[str, Any]]
+
+
+class WorkerError(RuntimeError):
+    """The error of a process that ended before its work was done; the message holds its status and its last line."""
+
+
 @contextlib.contextmanager
-def _start(settings: Settings, logs: Path) -> Any:
-    """Start an engine's process and wait until its model is built."""
+def _start(settings: Settings, logs: Path) -> Iterator[Ask]:
+    """Start an engine's process and wait until its model is built; it is gone when the block ends."""
+    context, log = multiprocessing.get_context("spawn"), logs / f"{settings.engine}.log"
     with tempfile.TemporaryDirectory(prefix="dovetail-demo-") as cache:
-        # What an earlier run has kept on disk would make the time to the first step meaningless.
-        environment = {
-            **os.environ,
-            "TORCHINDUCTOR_CACHE_DIR": f"{cache}/inductor",
-            "DOVETAIL_CACHE_DIR": f"{cache}/dovetail",
-        }
-        command = [sys.executable, "-m", "dovetail.cli.worker"]
-        with start_worker(command, logs / f"{settings.engine}.log", environment) as worker:
-            worker.ask(asdict(settings))
-            yield worker
+        connection, theirs = context.Pipe()
+        process = context.Process(target=_work, args=(settings, theirs, log, cache))
+        process.start()
+        theirs.close()
+
+        def ask(question: Any) -> Any:
+            try:
+                connection.send(question)
+                return connection.recv()
+            except (EOFError, OSError) as error:
+                process.join()
+                said = log.read_text(encoding="utf-8", errors="replace").strip().splitlines() if log.exists() else []
+                last = "".join(said[-1:])[:300]
+                raise WorkerError(f"the process ended with status {process.exitcode}; see {log}: {last}") from error
+
+        try:
+            ask(settings)
+            yield ask
+        finally:
+            connection.close()
+            process.join(timeout=10)
+            process.kill()
+            process.join()
+
+
+def _work(settings: Settings, connection: Any, log: Path, cache: str) -> None:
+    """The work of an engine's process. Kernels that an earlier run has kept would make the time to the first step meaningless."""
+    os.environ |= {"TORCHINDUCTOR_CACHE_DIR": f"{cache}/inductor", "DOVETAIL_CACHE_DIR": f"{cache}/dovetail"}
+    with log.open("wb", buffering=0) as output:
+        for stream in (1, 2):
+            os.dup2(output.fileno(), stream)
+    from dovetail.cli.worker import serve
+
+    serve(connection)
 
 
 @contextlib.contextmanager
-def _recorded_failure(run: Run) -> Any:
+def _recorded_failure(run: Run) -> Iterator[None]:
     try:
         yield
     except WorkerError as error:
         run.failure = str(error)
 
 
-def _train(run: Run, worker: Worker, steps: int) -> None:
-    answer = worker.ask(steps)
+def _train(run: Run, ask: Ask, steps: int) -> None:
+    answer = ask(steps)
     run.losses += answer["losses"]
     run.seconds += answer["seconds"]
 

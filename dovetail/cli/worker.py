@@ -1,23 +1,17 @@
-"""``python -m dovetail.cli.worker``: one engine's training run, driven by lines of JSON on standard input.
-
-The first line holds the :class:`~dovetail.cli.demo.Settings`, each later one a number of steps to train now. The worker answers
-each with the steps' losses and seconds, and the end of input with its summary. So the parent can let several workers take turns.
-"""
+"""One engine's training run, in a process of its own that is asked through a pipe, so that several can take turns."""
 
 from __future__ import annotations
 
 import ctypes
 import hashlib
-import json
 import math
-import os
 import resource
 import statistics
 import sys
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, TextIO
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -174,22 +168,10 @@ def digest(model: nn.Module) -> str:
     return total.hexdigest()
 
 
-def serve(lines: TextIO, answers: TextIO) -> None:
-    """Answer the parent's lines until there are no more."""
-
-    def answer(data: dict[str, Any]) -> None:
-        answers.write(json.dumps(data) + "\n")
-        answers.flush()
-
-    training = Training(Settings(**json.loads(lines.readline())))
-    answer({"ready": True})
-    for line in lines:
-        answer(training.train(json.loads(line)))
-    answer(training.summary())
-
-
-if __name__ == "__main__":
-    # The pipe is standard output, so all other output goes to standard error.
-    with os.fdopen(os.dup(1), "w", encoding="utf-8") as pipe:
-        os.dup2(2, 1)
-        serve(sys.stdin, pipe)
+def serve(connection: Any) -> None:
+    """Train as many steps as each message says; the first one holds the settings, and 0 asks for the summary."""
+    training = Training(connection.recv())
+    connection.send(None)
+    while steps := connection.recv():
+        connection.send(training.train(steps))
+    connection.send(training.summary())

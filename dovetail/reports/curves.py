@@ -88,7 +88,12 @@ def chart(curves: Sequence[Curve], *, title: str, unit: str, logarithmic: bool =
 
 
 def write_html(
-    path: str | os.PathLike[str], *, title: str, charts: Sequence[dict[str, Any]], table: Table, remarks: Sequence[str] = ()
+    path: str | os.PathLike[str],
+    *,
+    title: str,
+    charts: Sequence[dict[str, Any]],
+    table: Table,
+    remarks: Sequence[str] = (),
 ) -> Path:
     """Write a page with the charts, the table and the remarks."""
     target = Path(path)
