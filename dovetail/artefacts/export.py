@@ -13,12 +13,10 @@ from dovetail.aot.joint_graph import JointGraph
 from dovetail.aot.state import AOTState
 from dovetail.artefacts.allow_list import check_arguments, name_of_operator
 from dovetail.artefacts.arguments import encode_argument
-from dovetail.artefacts.descriptors import encode_descriptor, name_of_input
 from dovetail.artefacts.files import write_artefact
-from dovetail.artefacts.results import encode_result
 from dovetail.artefacts.schema import validate
 from dovetail.artefacts.size_expressions import encode_expression, encode_size
-from dovetail.artefacts.specs import encode_spec
+from dovetail.artefacts.specs import encode_descriptor, encode_result, encode_spec, name_of_input
 from dovetail.errors import ArtefactError
 from dovetail.torch_private import sizes as private_sizes
 

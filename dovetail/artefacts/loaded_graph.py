@@ -11,8 +11,7 @@ import torch
 
 from dovetail.aot.compiled_graph import CompiledGraph
 from dovetail.aot.joint_graph import JointGraph
-from dovetail.artefacts.descriptors import name_of_input
-from dovetail.artefacts.results import build_result
+from dovetail.artefacts.specs import build_result, name_of_input
 from dovetail.backends import compile_with, lookup_backend
 from dovetail.errors import InputError
 from dovetail.torch_private import sizes as private_sizes

@@ -1,7 +1,10 @@
-"""The runtime's description of a graph's inputs and outputs as data, and back.
+"""The runtime's description of a graph's inputs, outputs and result as data, and back.
 
-The file has older names for some of its fields: ``ties`` are ``dependencies``, ``freed_together`` is ``freed_by_backward``, and
-``arrangement`` is ``leaf_order``. ``feeding`` is no longer read: ``ties`` say all of it.
+The file has older names for some fields of a :class:`RuntimeSpec`: ``ties`` are ``dependencies``, ``freed_together`` is
+``freed_by_backward``, and ``arrangement`` is ``leaf_order``. ``feeding`` is no longer read: ``ties`` say all of it.
+
+>>> build_result({"dict": [["loss", {"tensor": 0}], ["steps", 3]]}, ["a tensor"])
+{'loss': 'a tensor', 'steps': 3}
 """
 
 from __future__ import annotations
@@ -13,8 +16,20 @@ from typing import Any
 
 import torch
 
+from dovetail.aot.descriptors import (
+    AliasBase,
+    BufferInput,
+    Descriptor,
+    Gradient,
+    MutatedInput,
+    ParamInput,
+    Tangent,
+    UserInput,
+    UserOutput,
+)
 from dovetail.aot.views import AutogradView, StridedView
 from dovetail.errors import ArtefactError, InputError
+from dovetail.runtime.recipe import ConstantItem, ObjectItem, Recipe, TensorItem, TupleItem
 from dovetail.runtime.spec import (
     FreshOutput,
     InputOutput,
@@ -24,6 +39,40 @@ from dovetail.runtime.spec import (
     RuntimeSpec,
     ViewOutput,
 )
+
+#: For each kind: the class, its field, and the name of the field in a file.
+_KINDS: dict[str, tuple[type[Any], str, str]] = {
+    "parameter": (ParamInput, "fqn", "name"),
+    "buffer": (BufferInput, "fqn", "name"),
+    "input": (UserInput, "path", "name"),
+    "output": (UserOutput, "path", "name"),
+    "base": (AliasBase, "index", "index"),
+    "mutated": (MutatedInput, "of", "of"),
+    "tangent": (Tangent, "of", "of"),
+    "gradient": (Gradient, "of", "of"),
+}
+
+
+def encode_descriptor(descriptor: Descriptor) -> dict[str, Any]:
+    """A descriptor as data; raises :class:`ArtefactError` for a kind that no artefact has."""
+    for kind, (cls, attribute, field) in _KINDS.items():
+        if type(descriptor) is cls:
+            value = getattr(descriptor, attribute)
+            return {"kind": kind, field: encode_descriptor(value) if field == "of" else value}
+    raise ArtefactError(f"{descriptor} cannot be written to an artefact", advice="export a graph of plain tensors")
+
+
+def decode_descriptor(data: Mapping[str, Any]) -> Descriptor:
+    """The descriptor in data that has the form of the schema."""
+    cls, _, field = _KINDS[data["kind"]]
+    return cls(decode_descriptor(data["of"]) if field == "of" else data[field])  # type: ignore[no-any-return]
+
+
+def name_of_input(descriptor: Descriptor) -> str:
+    """The name under which an artefact keeps the value of an input."""
+    if isinstance(descriptor, (ParamInput, BufferInput)):
+        return descriptor.fqn
+    return descriptor.path if isinstance(descriptor, UserInput) else str(descriptor)
 
 
 @dataclass(frozen=True)
@@ -156,3 +205,60 @@ def _decode_freed(data: Sequence[Sequence[int]] | None, count: int) -> tuple[fro
     if len(data) != count or any(index >= count for item in data for index in item):
         raise ArtefactError("the artefact does not say for each differentiable output what it frees")
     return tuple(map(frozenset, data))
+
+
+@dataclass(frozen=True)
+class StoredResult(Recipe):
+    """The result of a loaded graph, as the file has it."""
+
+    data: Any
+
+
+class _NotStorable(Exception):
+    """A part of a result is of a class that a file cannot name."""
+
+
+def encode_result(recipe: Recipe | None, count: int) -> Any:
+    """A result as data. One with a part of a class that a file cannot name becomes the flat tuple of its ``count`` tensors."""
+    try:
+        return _encode(recipe)
+    except _NotStorable:
+        return {"tuple": [{"tensor": index} for index in range(count)]}
+
+
+def _encode(recipe: Recipe | None) -> Any:
+    if isinstance(recipe, StoredResult):
+        return recipe.data
+    if isinstance(recipe, TensorItem):
+        return {"tensor": recipe.index}
+    if isinstance(recipe, ConstantItem) and type(recipe.value) in (type(None), bool, int, str):
+        return recipe.value
+    if isinstance(recipe, ConstantItem) and type(recipe.value) is float:
+        return {"float": recipe.value.hex()}
+    if isinstance(recipe, TupleItem) and recipe.cls is tuple:
+        return {"tuple": list(map(_encode, recipe.items))}
+    if isinstance(recipe, ObjectItem) and not recipe.attributes:
+        if recipe.cls is list:
+            return {"list": list(map(_encode, recipe.items))}
+        if recipe.cls is dict and not recipe.items:
+            pairs = [[_encode(key), _encode(item)] for key, item in recipe.pairs]
+            if all(type(key) in (str, int, bool) for key, _ in pairs):
+                return {"dict": pairs}
+    raise _NotStorable
+
+
+def build_result(data: Any, tensors: Sequence[Any]) -> Any:
+    """A call's result from its data and the graph's tensors. Raises ValueError or IndexError where the data is wrong."""
+    if not isinstance(data, dict):
+        return data
+    ((kind, content),) = data.items()
+    if kind == "tensor":
+        return tensors[content]
+    if kind == "float":
+        return float.fromhex(content)
+    if kind == "dict":
+        if any(not isinstance(key, (str, int)) for key, _ in content):
+            raise ValueError("a dictionary has a key that is no constant")
+        return {key: build_result(item, tensors) for key, item in content}
+    items = [build_result(item, tensors) for item in content]
+    return tuple(items) if kind == "tuple" else items

@@ -11,8 +11,8 @@ import torch
 
 from dovetail.backward_capture.builder import Collected, GraphBuilder
 from dovetail.backward_capture.engine import gate
-from dovetail.backward_capture.forward_lines import lines_are_noted, noting_lines
 from dovetail.backward_capture.graph import CapturedBackward
+from dovetail.backward_capture.printer import lines_are_noted, noting_lines
 from dovetail.backward_capture.reducers import replace_native_reducers
 from dovetail.backward_capture.session import BackwardSession
 from dovetail.errors import CaptureError

@@ -11,10 +11,9 @@ import torch
 
 from dovetail.backward_capture.builder import Collected
 from dovetail.backward_capture.engine import call_in_backward
-from dovetail.backward_capture.forward_lines import forward_lines
 from dovetail.backward_capture.graph import CapturedBackward
 from dovetail.backward_capture.hooks import is_traceable
-from dovetail.backward_capture.printer import explain_segments
+from dovetail.backward_capture.printer import explain_segments, forward_lines
 from dovetail.backward_capture.reducers import ReducerHook
 from dovetail.backward_capture.segment_runner import SegmentRunner
 from dovetail.backward_capture.segments import Segment, cut

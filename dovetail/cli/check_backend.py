@@ -15,7 +15,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("names", nargs="+", metavar="NAME", help="a backend's name")
     parser.add_argument("--groups", type=names, default=None, help=f"some of: {', '.join(GROUPS)}")
     parser.add_argument("--device", type=_device, default="cpu", help="where the cases' tensors are, such as cuda")
-    parser.add_argument("--markdown", action="store_true", help="print tables for a page")
 
 
 def _device(text: str) -> str:
@@ -36,6 +35,6 @@ def run(options: argparse.Namespace) -> int:
     passed = True
     for name in options.names:
         report = check_backend(name, groups=options.groups, device=options.device, show=False)
-        print(report.markdown() if options.markdown else report, flush=True)
+        print(report, flush=True)
         passed = passed and report.passed
     return 0 if passed else 1

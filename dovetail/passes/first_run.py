@@ -1,9 +1,9 @@
 """Kernels that are compiled when a graph runs for the second time; the first run is by eager's operators as they are.
 
-A graph that is expected to run once is not worth kernels of its own. The first training step creates the optimizer's state, and
-its assumption that there is none never holds again (:mod:`dovetail.passes.ended`). Compiling its kernels took 27 of the 68
-seconds that a whole step of an MLP with 82 parameters needed for its first steps under Inductor. Where the graph is run once
-more after all, the backend compiles it then.
+A graph that is expected to run once is not worth kernels of its own: a call's own effects invalidate its guards. The first training
+step finds no state of the optimizer and creates it; a counter that was 0 becomes 1. Compiling its kernels took 27 of the 68 seconds
+that a whole step of an MLP with 82 parameters needed for its first steps under Inductor. Where the graph is run once more, the
+backend compiles it then.
 """
 
 from __future__ import annotations
@@ -11,6 +11,8 @@ from __future__ import annotations
 import dataclasses
 import threading
 import warnings
+from collections.abc import Sequence
+from typing import Any
 
 import torch
 
@@ -20,9 +22,56 @@ from dovetail.aot.nodes import has_symbolic_sizes
 from dovetail.aot.steps import Lowering, instead_of_steps
 from dovetail.backends import ATEN
 from dovetail.errors import EagerFallbackWarning
-from dovetail.passes.ended import ended_assumption
+from dovetail.guards import Equals, GradSource, Guard, HasNoKey, InstanceDictSource, ItemSource, Source
+from dovetail.guards.reading import item_key
+from dovetail.runtime.effects import EffectRecipe
 from dovetail.runtime.function import RuntimeFunction
+from dovetail.runtime.recipe import ConstantItem, ObjectItem, Recipe, TensorItem
 from dovetail.torch_private import state as private_state
+
+_DICTIONARIES = ("dict", "ordered dict")
+
+
+def ended_assumption(guards: Sequence[Guard], effects: Sequence[EffectRecipe]) -> Guard | None:
+    """The first guard that no longer holds once the effects have been made; None where none is found.
+
+    It looks at items of dictionaries, attributes and gradients. This is no proof: whoever asks must be right either way.
+    """
+    added: dict[Source, list[Recipe]] = {}
+    constants: dict[Source, Any] = {}
+    gradients = set()
+    for effect in effects:
+        if not isinstance(effect.values, ObjectItem):
+            continue
+        for key, value in effect.values.pairs:
+            if effect.kind in _DICTIONARIES:
+                added.setdefault(effect.source, []).append(key)
+            if not isinstance(key, ConstantItem):
+                continue
+            holder = effect.source if effect.kind in _DICTIONARIES else InstanceDictSource(effect.source)
+            if isinstance(value, ConstantItem):
+                constants[ItemSource(holder, key.value)] = value.value
+            elif key.value == "grad" and isinstance(value, TensorItem):
+                gradients.add(effect.source)
+    for guard in guards:
+        source, predicate = guard.source, guard.predicate
+        if isinstance(predicate, HasNoKey):
+            if any(_may_be(key, predicate.key) for key in added.get(source, ())):
+                return guard
+        elif isinstance(predicate, Equals):
+            if source in constants and not predicate.holds(constants[source]):
+                return guard
+            if isinstance(source, GradSource) and predicate.value is None and source.base in gradients:
+                return guard
+    return None
+
+
+def _may_be(recipe: Recipe, key: Any) -> bool:
+    """Whether a key that is built by this recipe may be this one; which tensor a recipe gives is not asked."""
+    if isinstance(recipe, ConstantItem):
+        return bool(item_key(recipe.value) == item_key(key))
+    return isinstance(recipe, TensorItem) and isinstance(key, torch.Tensor)
+
 
 #: Its numbers are eager's, but nobody has promised them: the backend that was asked for may compute gradients otherwise.
 _AS_IT_IS = dataclasses.replace(ATEN, numerics="tolerance")

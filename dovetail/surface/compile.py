@@ -23,11 +23,8 @@ from dovetail.frontend.rules import Arguments, Keywords, rule
 from dovetail.options import Options
 from dovetail.reports.messages import Telling
 from dovetail.runtime.entry import Entry
-from dovetail.surface import checkpoints as checkpoints
-from dovetail.surface import identity as identity
-from dovetail.surface import precompiling as precompiling
-from dovetail.surface.lightning import compile_steps
 from dovetail.surface.modes import without_modes
+from dovetail.surface.modules import compile_steps
 from dovetail.surface.regions import compile_regions
 
 if TYPE_CHECKING:

@@ -1,30 +1,23 @@
-"""Reports of the conformance suite, for the terminal and for a page."""
+"""Reports of the conformance suite."""
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 from dovetail.backends import Backend
 from dovetail.testing.cases import GROUPS, CaseResult, Group
 
 _WRONG = ("failed", "crashed", "timed out")
-#: The number of wrong and refused cases that a page lists for each backend.
-_SHOWN = 12
 
 
 @dataclass(frozen=True)
 class Report:
-    """The results of all cases. A refusal, with a reason, is not wrong.
-
-    ``label``: the backend's name in a table, if it is another; ``note``: a sentence below the table.
-    """
+    """The results of all cases. A refusal, with a reason, is not wrong."""
 
     backend: Backend
     results: tuple[CaseResult, ...]
-    label: str = ""
-    note: str = ""
 
     @property
     def passed(self) -> bool:
@@ -48,7 +41,7 @@ class Report:
         """The time of all cases together."""
         return sum(result.seconds for result in self.results)
 
-    def _counts(self) -> Iterator[tuple[Group, int, Counter[str]]]:
+    def counts(self) -> Iterator[tuple[Group, int, Counter[str]]]:
         """Yield each group that ran, with its number of cases and the number of cases by status."""
         for group in GROUPS:
             statuses = [result.status for result in self.results if result.group == group]
@@ -58,7 +51,7 @@ class Report:
     def rows(self) -> list[tuple[str, str, str, str]]:
         """Return the table: for each group its name, how many cases passed of all, were refused, and were wrong."""
         found: list[tuple[str, str, str, str]] = []
-        for group, size, counts in self._counts():
+        for group, size, counts in self.counts():
             wrong = ", ".join(f"{counts[word]} {word}" for word in _WRONG if counts[word])
             found.append((group, f"{counts['passed']}/{size}", str(counts["refused"] or "-"), wrong or "-"))
         return found
@@ -79,37 +72,11 @@ class Report:
         verdict = "conforms" if self.passed else "does not conform"
         lines = [f"backend {self.backend.name!r} {verdict} ({self.promise()})"]
         lines += ["  " + "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)) for row in rows]
-        lines += [f"  {_shortened(result)}" for result in (*self.failures, *self.refusals)]
+        lines += [f"  {shortened(result)}" for result in (*self.failures, *self.refusals)]
         return "\n".join(line.rstrip() for line in lines)
 
-    def cells(self) -> list[str]:
-        """Return the row of a page: one cell for each group, such as "5/6, 1 refused"."""
-        cells = dict.fromkeys(GROUPS, "")
-        for group, size, counts in self._counts():
-            words = [f"{counts[word]} {word}" for word in ("refused", *_WRONG) if counts[word]]
-            cells[group] = ", ".join([f"{counts['passed']}/{size}", *words])
-        return list(cells.values())
 
-    def markdown(self) -> str:
-        """Return the table for a page, with the wrong and the refused cases below it."""
-        return tables([self])
-
-
-def tables(reports: Sequence[Report]) -> str:
-    """Return one table of several backends for a page, then the promise and the wrong and refused cases of each."""
-    lines = [f"| backend | conforms | {' | '.join(GROUPS)} |", f"|---|---|{'---|' * len(GROUPS)}"]
-    for report in reports:
-        verdict = "yes" if report.passed else "no"
-        lines.append(f"| `{report.label or report.backend.name}` | {verdict} | {' | '.join(report.cells())} |")
-    for report in reports:
-        lines += ["", f"`{report.label or report.backend.name}` promises {report.promise()}."]
-        lines += [report.note] if report.note else []
-        shown = [*report.failures, *report.refusals]
-        lines += ["", *(f"- {_shortened(result)}" for result in shown[:_SHOWN])] if shown else []
-        lines += [f"- and {len(shown) - _SHOWN} more"] if len(shown) > _SHOWN else []
-    return "\n".join(lines) + "\n"
-
-
-def _shortened(result: CaseResult, width: int = 200) -> str:
+def shortened(result: CaseResult, width: int = 200) -> str:
+    """A result in one line, without advice."""
     text = " ".join(str(result).split("\n  what to do")[0].split())
     return text if len(text) <= width else text[: width - 3] + "..."

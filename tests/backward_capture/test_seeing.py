@@ -11,7 +11,7 @@ from torch import nn
 
 import dovetail
 from dovetail.backward_capture import BackwardSession, open_session
-from dovetail.backward_capture.forward_lines import forward_lines
+from dovetail.backward_capture.printer import forward_lines
 
 
 def here(offset: int = 0) -> str:

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from dovetail.backends.aten import compile_aten
-from dovetail.backends.inductor.backend import wanted_decompositions
+from dovetail.backends.inductor.decompositions import wanted_decompositions
 from dovetail.errors import GraphInvalidError
 from dovetail.passes.decompose import clean_views, decompose_graph
 from tests.backends.graphs import make_graph, mlp, mlp_inputs

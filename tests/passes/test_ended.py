@@ -11,7 +11,7 @@ import torch
 
 import dovetail
 from dovetail.errors import EagerFallbackWarning
-from dovetail.passes.ended import ended_assumption
+from dovetail.passes.first_run import ended_assumption
 from tests.differential import same
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import platform
 import sys
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -16,11 +16,15 @@ from dovetail.backends.cudagraphs import simulated_recorder
 from dovetail.testing import check_backend
 from dovetail.testing.cases import CaseResult
 from dovetail.testing.probe import probe_backends
-from dovetail.testing.report import Report, tables
+from dovetail.testing.cases import GROUPS
+from dovetail.testing.report import Report, shortened
 from dovetail.testing.suite import cases_for, run_cases
 
 BEGIN = "<!-- tables: written by `make backend-tables` -->"
 END = "<!-- end of tables -->"
+WRONG = ("failed", "crashed", "timed out")
+#: The number of wrong and refused cases that the page lists for each backend.
+SHOWN = 12
 
 
 @dataclass(frozen=True)
@@ -84,10 +88,38 @@ def replace_tables(page: str, text: str) -> str:
     return f"{before}{BEGIN}\n{text.strip()}\n{END}{after}"
 
 
-def check_row(row: Row) -> Report:
+@dataclass(frozen=True)
+class Entry:
+    """A backend on the page: its name there, its report, and a sentence below the table."""
+
+    label: str
+    report: Report
+    note: str = ""
+
+
+def tables(entries: Sequence[Entry]) -> str:
+    """Return one table of several backends for a page, then the promise and the wrong and refused cases of each."""
+    lines = [f"| backend | conforms | {' | '.join(GROUPS)} |", f"|---|---|{'---|' * len(GROUPS)}"]
+    for entry in entries:
+        cells = dict.fromkeys(GROUPS, "")
+        for group, size, counts in entry.report.counts():
+            words = [f"{counts[word]} {word}" for word in ("refused", *WRONG) if counts[word]]
+            cells[group] = ", ".join([f"{counts['passed']}/{size}", *words])
+        verdict = "yes" if entry.report.passed else "no"
+        lines.append(f"| `{entry.label}` | {verdict} | {' | '.join(cells.values())} |")
+    for entry in entries:
+        lines += ["", f"`{entry.label}` promises {entry.report.promise()}."]
+        lines += [entry.note] if entry.note else []
+        shown = [*entry.report.failures, *entry.report.refusals]
+        lines += ["", *(f"- {shortened(result)}" for result in shown[:SHOWN])] if shown else []
+        lines += [f"- and {len(shown) - SHOWN} more"] if len(shown) > SHOWN else []
+    return "\n".join(lines) + "\n"
+
+
+def check_row(row: Row) -> Entry:
     """Run one row's backend through the suite; for simulated recordings, a note counts the replays."""
     if row.options.get("recorder") != "simulated":
-        return replace(check_backend(row.name, options=row.options, show=False), label=row.label)
+        return Entry(str(row), check_backend(row.name, options=row.options, show=False))
     recorder = simulated_recorder(opaque=row.options["kernels"] == "inductor")
     backend = lookup_backend(row.name).with_options(row.options)
     results: list[CaseResult] = []
@@ -102,13 +134,13 @@ def check_row(row: Row) -> Report:
         f"{len(recorder.recordings) - recordings} recordings were made and {recorder.replays - replays} times replayed; "
         f"right without any replay: {', '.join(silent) or 'none'}."
     )
-    return Report(backend, tuple(results), row.label, note)
+    return Entry(str(row), Report(backend, tuple(results)), note)
 
 
 def written_tables(rows: Sequence[Row]) -> str:
     """Return the tables of these rows; backends that are not available here are named with the reason."""
     probes = {probe.name: probe for probe in probe_backends(list(dict.fromkeys(row.name for row in rows)))}
-    reports: list[Report] = []
+    entries: list[Entry] = []
     absent: list[str] = []
     for row in rows:
         reason = probes[row.name].reason
@@ -117,8 +149,8 @@ def written_tables(rows: Sequence[Row]) -> str:
         ):
             absent.append(f"- `{row}`: {reason[:200]}")
             continue
-        reports.append(check_row(row))
-        print(reports[-1], flush=True)
+        entries.append(check_row(row))
+        print(entries[-1].report, flush=True)
     gpu = torch.cuda.is_available()
     device = torch.cuda.get_device_name() if gpu else "no GPU"
     versions = f"torch {torch.__version__}, Python {platform.python_version()}, {platform.machine()}, {device}"
@@ -128,7 +160,7 @@ def written_tables(rows: Sequence[Row]) -> str:
             "Without a GPU `cudagraphs` runs its kernels and records nothing; the rows with the simulated recorder record and\n"
             "replay every graph on the CPU, with memory that is overwritten between replays.\n"
         )
-    text += f"\n{tables(reports)}"
+    text += f"\n{tables(entries)}"
     if absent:
         text += "\nNot to be had where this page was made:\n\n" + "\n".join(absent) + "\n"
     return text

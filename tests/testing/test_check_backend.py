@@ -18,6 +18,7 @@ from dovetail.errors import OptionError
 from dovetail.testing import check_backend
 from dovetail.testing.suite import cases_for
 from tests.differential import backward_in_forks
+from tests.testing.tables import Entry, tables
 
 
 def _backend(change: Callable[[Any, Any], Any], **promises: Any) -> Backend:
@@ -206,7 +207,7 @@ def test_the_reference_conforms_on_a_gpu():
 
 def test_the_table_for_a_page():
     report = check_backend("aten", groups=["second order"], isolate=False, show=False)
-    page = report.markdown()
+    page = tables([Entry("aten", report)])
     assert "| `aten` | yes |" in page
     assert "`aten` promises eager's numbers to the last bit" in page
     assert "| 2/3, 1 refused |" in page or "| 3/3 |" in page

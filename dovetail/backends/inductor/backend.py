@@ -5,37 +5,30 @@
 * inputs that the graph gives new values are written by the graph itself (:mod:`dovetail.passes.write_backs`);
 * symbolic floats become tensors (:mod:`.float_inputs`);
 * scalars are computed once, not in every kernel that reads them (:mod:`.scalar_values`);
-* products over a single column become products of elements (:mod:`.outer_products`);
-* convolutions and their gradients read one memory layout (:mod:`.convolution_layouts`, a pass in Inductor), also where they are in
-  two graphs (:mod:`.saved_layouts`, a hook behind the partition);
+* convolutions and their gradients read one memory layout, also where they are in two graphs (:mod:`.convolution_layouts`);
 * faults of Inductor are worked around (:mod:`.workarounds`);
 * code that an earlier process has made of the same graph is taken from the cache (:mod:`.kept_code`).
 
-The graph has been decomposed before by :func:`wanted_decompositions`.
+The graph has been decomposed before (:mod:`.decompositions`).
 """
 
 from __future__ import annotations
 
-import collections
 import contextlib
-import functools
 import hashlib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
 
 from dovetail import cache
 from dovetail.backends.common.outputs import guard_outputs, own_copy, promised_strides
-from dovetail.backends.inductor import complex_scatters, convolution_layouts, saved_layouts, workarounds
-from dovetail.backends.inductor.changing_numbers import changing_numbers
+from dovetail.backends.inductor import complex_scatters, convolution_layouts, workarounds
+from dovetail.backends.inductor.decompositions import Decompositions
 from dovetail.backends.inductor.float_inputs import floats_as_tensors
-from dovetail.backends.inductor.fused_optimizers import fused_optimizers
 from dovetail.backends.inductor.generated import Generated, note
 from dovetail.backends.inductor.job import WORKAROUNDS, Job, resolving
 from dovetail.backends.inductor.kept_code import facts, keep_code, key_of_code, take_code
-from dovetail.backends.inductor.outer_products import outer_products
-from dovetail.backends.inductor.picked_classes import picked_classes
 from dovetail.backends.inductor.scalar_values import compute_scalars_once
 from dovetail.backends.protocol import PIPELINE_OPTIONS, Backend, CompiledCallable, Kind, output_arguments
 from dovetail.errors import BackendError, OptionError, did_you_mean
@@ -46,39 +39,6 @@ from dovetail.torch_private import operators as private_operators
 from dovetail.torch_private import sizes as private_sizes
 from dovetail.torch_private import tensors as private_tensors
 from dovetail.torch_private import tracing as private_tracing
-from dovetail.trace.repeats import draws_random_numbers
-
-
-class _Decompositions(collections.UserDict[Any, Callable[..., Any]]):
-    """:func:`wanted_decompositions`, made when somebody looks: a graph that comes from the cache is decomposed already."""
-
-    def __init__(self) -> None:
-        """Nothing is made yet."""
-
-    @functools.cached_property
-    def data(self) -> dict[Any, Callable[..., Any]]:  # type: ignore[override]
-        """The table."""
-        return wanted_decompositions()
-
-    def __bool__(self) -> bool:
-        return True
-
-
-def wanted_decompositions() -> dict[Any, Callable[..., Any]]:
-    """Return Inductor's decompositions and Dovetail's for it, without those of operators that draw random numbers.
-
-    A decomposed random operator draws other numbers than eager's kernel does.
-    """
-    table = {**private_inductor.inductor_decompositions(), **fused_optimizers(), **picked_classes()}
-    table[torch.ops.aten._efficientzerotensor.default] = _zeros_in_memory
-    table |= changing_numbers(table)
-    table |= outer_products(table)
-    return {target: rule for target, rule in table.items() if not draws_random_numbers(target)}
-
-
-def _zeros_in_memory(size: Sequence[Any], **kwargs: Any) -> torch.Tensor:
-    """Return zeros for autograd's zeros that have no memory, which generated code cannot take as an input."""
-    return torch.full(size, 0, **{"dtype": torch.get_default_dtype(), **kwargs})
 
 
 def find_fake_mode(graph: torch.fx.GraphModule, example_inputs: Sequence[Any] = ()) -> Any:
@@ -183,7 +143,7 @@ def compile_inductor(
         work_around(job)
     # Inductor holds a pinned value to the strides of the capture; a saved one with channels last lies so anyway.
     pinned = [
-        index for index in visible if index in user_visible or not saved_layouts.has_channels_last(outputs[index])
+        index for index in visible if index in user_visible or not convolution_layouts.has_channels_last(outputs[index])
     ]
     key = key_of_code(job, kind, pinned)
     call, alone = take_code(key), None if job.wrappers or key is None else (key, job.resolved)
@@ -234,7 +194,7 @@ INDUCTOR = Backend(
     "inductor",
     compile_inductor,
     for_options=_for_options,
-    decompositions=_Decompositions,
+    decompositions=Decompositions,
     data_sizes=True,
     writes_back=True,
     slow_to_compile=True,

@@ -122,7 +122,7 @@ def test_only_what_is_read_by_elements_is_moved(user: Any, arguments: tuple[Any,
 def test_pooling_is_decomposed_in_a_process_that_has_compiled_nothing() -> None:
     program = """
 import torch
-from dovetail.backends.inductor.backend import wanted_decompositions
+from dovetail.backends.inductor.decompositions import wanted_decompositions
 pool = torch.ops.aten.max_pool2d_with_indices.default
 print(len(wanted_decompositions()[pool](torch.ones(1, 1, 4, 4), [2, 2])))
 """

@@ -7,7 +7,7 @@ import torch
 
 import dovetail
 from dovetail.backends import INDUCTOR, compile_with
-from dovetail.backends.inductor.backend import wanted_decompositions
+from dovetail.backends.inductor.decompositions import wanted_decompositions
 from dovetail.errors import BackendError, OptionError
 from dovetail.passes.decompose import decompose_graph
 from dovetail.torch_private import compilers as private_compilers

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 import dovetail
-from dovetail.backends.inductor.outer_products import outer_products
+from dovetail.backends.inductor.decompositions import outer_products
 
 _aten = torch.ops.aten
 

@@ -5,8 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from dovetail.backends.inductor.backend import wanted_decompositions
-from dovetail.backends.inductor.picked_classes import nll_loss_backward
+from dovetail.backends.inductor.decompositions import nll_loss_backward, wanted_decompositions
 from tests.differential import same
 
 IGNORED = 2
