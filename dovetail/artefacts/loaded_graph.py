@@ -12,7 +12,6 @@ import torch
 from dovetail.aot.compiled_graph import CompiledGraph
 from dovetail.aot.joint_graph import JointGraph
 from dovetail.artefacts.specs import build_result, name_of_input
-from dovetail.backends import compile_with, lookup_backend
 from dovetail.errors import InputError
 from dovetail.torch_private import sizes as private_sizes
 from dovetail.trace import shape_guards
@@ -39,11 +38,6 @@ class LoadedGraph:
     def inputs(self) -> tuple[str, ...]:
         """All inputs of the graph, primals first, as sentences."""
         return tuple(str(descriptor) for descriptor in self.joint.input_descriptors)
-
-    @property
-    def outputs(self) -> tuple[str | None, ...]:
-        """All outputs of the graph, as sentences."""
-        return tuple(None if item is None else str(item) for item in self.joint.output_descriptors)
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -81,25 +75,6 @@ class LoadedGraph:
         self._check(primals)
         self._check_autograd(primals)
         return build_result(self.result, self.compiled.run(primals))
-
-    def run(
-        self, primals: list[torch.Tensor], tangents: list[torch.Tensor]
-    ) -> tuple[list[torch.Tensor], list[torch.Tensor | None]]:
-        """Forward outputs and one gradient (or None) for each primal. Raises :class:`InputError` for other inputs."""
-        count = len(self.joint.input_descriptors)
-        if len(primals) != self.joint.num_primals or len(primals) + len(tangents) != count:
-            raise InputError(
-                f"{self.joint.num_primals} primals and {count - self.joint.num_primals} tangents are needed"
-            )
-        values = [value.detach() for value in (*primals, *tangents)]
-        self._check(values)
-        if "whole" not in self._cache:
-            module = self.joint.graph_module
-            examples = [node.meta["val"] for node in self.joint.graph.find_nodes(op="placeholder")]
-            self._cache["whole"] = compile_with(lookup_backend("aten"), module, examples, "inference", {})
-        with torch.no_grad():
-            results = self._cache["whole"](values)
-        return results[: self.joint.num_forward_outputs], results[self.joint.num_forward_outputs :]
 
     def _check(self, values: Sequence[torch.Tensor]) -> None:
         """Raise :class:`InputError` unless the tensors are such as the graph was captured for."""

@@ -14,9 +14,8 @@ import torch
 from dovetail.backends import lookup_backend
 from dovetail.backends.cudagraphs import simulated_recorder
 from dovetail.testing import check_backend
-from dovetail.testing.cases import CaseResult
+from dovetail.testing.cases import GROUPS, CaseResult
 from dovetail.testing.probe import probe_backends
-from dovetail.testing.cases import GROUPS
 from dovetail.testing.report import Report, shortened
 from dovetail.testing.suite import cases_for, run_cases
 
