@@ -26,11 +26,11 @@ from typing import Any
 
 import torch
 from measuring import alternating, make_parser, save
+from torch._dynamo.backends.common import aot_autograd
 
 import dovetail
 from dovetail.reports.explanation import compiled_function
 from dovetail.reports.table import Table
-from dovetail.torch_private import dynamo as private_dynamo
 from dovetail.torch_private import tracing as private_tracing
 
 #: The project's promise: Dovetail's time over that of torch.compile.
@@ -133,7 +133,7 @@ def idle_torch_boxed(graph: torch.fx.GraphModule, example_inputs: Any) -> Any:
 
 def compile_torch(model: torch.nn.Module, training: bool) -> Any:
     """Compile with torch.compile, as it comes."""
-    backend = private_dynamo.aot_backend(idle_torch_boxed) if training else idle_torch
+    backend = aot_autograd(fw_compiler=idle_torch_boxed, bw_compiler=idle_torch_boxed) if training else idle_torch
     return torch.compile(model, backend=backend, fullgraph=True, dynamic=False)
 
 

@@ -11,7 +11,6 @@
 from __future__ import annotations
 
 import sysconfig
-from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -39,23 +38,14 @@ class Text:
         window = self.tokens[places]
         return window[:, :-1].contiguous(), window[:, 1:].contiguous()
 
-    def decode(self, tokens: Iterable[int]) -> str:
-        """Return the characters of token indices."""
-        return "".join(self.vocabulary[token] for token in tokens)
-
-
-def source_files() -> list[Path]:
-    """Return the standard library's top-level modules by name, so that one Python version always gives one text."""
-    return sorted(path for path in Path(sysconfig.get_path("stdlib")).glob("*.py") if path.is_file())
-
 
 def read_text(characters: int) -> Text:
-    """Return the first ``characters`` characters of the standard library's sources."""
+    """Return the first ``characters`` characters of the standard library's top-level modules, in the order of their names."""
     if characters < 1:
         raise ValueError(f"the text needs at least one character, not {characters}")
     parts: list[str] = []
-    missing = characters
-    for path in source_files():
+    missing, folder = characters, Path(sysconfig.get_path("stdlib"))
+    for path in sorted(path for path in folder.glob("*.py") if path.is_file()):
         part = path.read_text(encoding="utf-8", errors="replace")[:missing]
         parts.append(part)
         missing -= len(part)
@@ -63,8 +53,7 @@ def read_text(characters: int) -> Text:
             break
     content = "".join(parts)
     if not content:
-        place = sysconfig.get_path("stdlib")
-        raise FileNotFoundError(f"no source files of the standard library in {place}; the demo trains on them")
+        raise FileNotFoundError(f"no source files of the standard library in {folder}; the demo trains on them")
     vocabulary = "".join(sorted(set(content)))
     index = {character: number for number, character in enumerate(vocabulary)}
     return Text(torch.tensor([index[character] for character in content]), vocabulary)

@@ -186,11 +186,10 @@ class _Programme:
         self.entries: list[float] = []
         self.lower: list[float] = []
         self.upper: list[float] = []
-        scale = float(max(1, sum(self.sizes.values())))
+        self.scale = float(max(1, sum(self.sizes.values())))
         #: The share of each storage in all of them.
-        self.weights = {column: self.sizes[key] / scale for key, column in self.storages.items()}
+        self.weights = {column: self.sizes[key] / self.scale for key, column in self.storages.items()}
         self._add_dependencies()
-        self._scale = scale
 
     def constrain(self, terms: Iterable[tuple[int, float]], low: float, high: float) -> None:
         """A weighted sum of variables lies between two numbers."""
@@ -213,10 +212,6 @@ class _Programme:
             entry = self.kept_by[position]
             if entry is not None:
                 self.constrain([(self.storages[entry[0]], 1.0), (position, -1.0)], 0.0, infinity)
-
-    def stay_within(self, budget: int) -> None:
-        """Keep at most this many bytes."""
-        self.constrain(self.weights.items(), 0.0, budget / self._scale)
 
     def costs(self, has_budget: bool) -> list[float]:
         """The costs to minimise: with a budget the time, else the bytes; a trifle of the other one decides between equals."""
@@ -249,7 +244,7 @@ def solve(candidates: Candidates, budget: int | None) -> list[torch.fx.Node]:
         return []
     programme = _Programme(candidates)
     if budget is not None:
-        programme.stay_within(budget)
+        programme.constrain(programme.weights.items(), 0.0, budget / programme.scale)
     matrix = sparse.csr_array(
         (programme.entries, (programme.rows, programme.columns)), shape=(len(programme.lower), programme.total)
     )

@@ -34,12 +34,6 @@ _BY_INDEX = frozenset(
 _REDUCTION = getattr(torch.Tag, "reduction", None)
 
 
-def value_bytes(node: torch.fx.Node) -> int:
-    """Bytes of a node's tensor; one for a number."""
-    value = tensor_of(node)
-    return 1 if value is None else max(1, private_sizes.hint(value.numel()) * value.element_size())
-
-
 def _by_elements(node: torch.fx.Node) -> bool:
     if torch.Tag.pointwise in getattr(node.target, "tags", ()):
         return True
@@ -74,7 +68,9 @@ def cost_of_keeping(node: torch.fx.Node) -> int:
     # Parameters and buffers are alive anyway; a view costs what its base costs, and is preferred less than the base.
     if isinstance(node.meta.get("desc"), (ParamInput, BufferInput)):
         return 32
-    return 2 * value_bytes(node) + (0 if node.op == "placeholder" else 1)
+    value = tensor_of(node)
+    size = 1 if value is None else max(1, private_sizes.hint(value.numel()) * value.element_size())
+    return 2 * size + (0 if node.op == "placeholder" else 1)
 
 
 def minimum_cut(

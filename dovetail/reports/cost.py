@@ -271,11 +271,6 @@ def _awaits(node: torch.fx.Node) -> bool:
     return getattr(node.target, "_opname", "") == "wait_tensor"
 
 
-def _awaited(node: torch.fx.Node) -> tuple[int | None, int | None]:
-    """The memory of what an exchange brings when it is awaited, and that of when it begins, which is the same."""
-    return memory_of(node), memory_of(node.all_input_nodes[0])
-
-
 def _read_until(node: torch.fx.Node) -> Iterable[torch.fx.Node]:
     """What an exchange that is awaited here has read meanwhile: all but a sum, which is made in a copy."""
     if not _awaits(node):
@@ -292,7 +287,8 @@ def _memories(nodes: Iterable[torch.fx.Node]) -> dict[int, int]:
 
 def _follow(graph: torch.fx.Graph, inputs: dict[int, int], saved: Set[int], found: Memory) -> None:
     nodes: Sequence[torch.fx.Node] = list(graph.nodes)
-    awaited: dict[Any, Any] = dict(map(_awaited, filter(_awaits, nodes)))
+    # What an exchange brings lies where it does when the exchange begins.
+    awaited: dict[Any, Any] = {memory_of(node): memory_of(node.all_input_nodes[0]) for node in filter(_awaits, nodes)}
     last: dict[int, int] = {}
     for index, node in enumerate(nodes):
         for argument in (node, *node.all_input_nodes, *_read_until(node)):

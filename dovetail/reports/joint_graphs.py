@@ -70,10 +70,6 @@ def operation_text(node: torch.fx.Node) -> str:
     return f"{operator}({', '.join(shown)})"
 
 
-def _operation(node: torch.fx.Node) -> str:
-    return f"{node.name}: {describe_value(node.meta.get('val'))} = {operation_text(node)}"
-
-
 def _grouped(nodes: Sequence[torch.fx.Node]) -> Iterator[str]:
     """One line a node. A module's path and a source line stand above the first of the nodes that they are the same for."""
     module, line = "", ""
@@ -90,7 +86,7 @@ def _grouped(nodes: Sequence[torch.fx.Node]) -> Iterator[str]:
             line = own_line
             if line:
                 yield f"    # {line}"
-        yield f"    {_operation(node)}"
+        yield f"    {node.name}: {describe_value(node.meta.get('val'))} = {operation_text(node)}"
 
 
 def print_joint(joint: JointGraph) -> str:

@@ -67,14 +67,6 @@ def as_compilation(frame: int, number: int) -> Iterator[Callable[..., None]]:
         yield write
 
 
-def aot_backend(compiler: Callable[..., Any]) -> Callable[..., Any]:
-    """A backend for torch.compile: AOTAutograd, with one compiler for the forward and the backward graph."""
-    from torch._dynamo.backends.common import aot_autograd
-
-    backend: Callable[..., Any] = aot_autograd(fw_compiler=compiler, bw_compiler=compiler)
-    return backend
-
-
 def dynamo_capture_seconds() -> float:
     """Seconds that torch.compile has spent so far from bytecode to backend-ready graphs, Inductor's own work excluded."""
     from torch._dynamo.utils import compilation_time_metrics as metrics

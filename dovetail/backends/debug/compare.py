@@ -171,7 +171,8 @@ def _compared(
         if name not in found:
             problem = problem or f"{name} is not there"
             continue
-        problem = problem or _prefixed(name, difference(found[name], value, judge))
+        differs = difference(found[name], value, judge)
+        problem = problem or (differs and f"{name} {differs}")
         distance = _distance(found[name], value)
         if distance > largest:
             largest, largest_in = distance, name
@@ -202,10 +203,6 @@ def _notes() -> Iterator[list[str]]:
         yield notes
     ours = (str(item.message) for item in caught if issubclass(item.category, EagerFallbackWarning))
     notes += dict.fromkeys(ours)
-
-
-def _prefixed(name: str, problem: str) -> str:
-    return f"{name} {problem}" if problem else ""
 
 
 def _distance(found: Any, wanted: Any) -> float:
@@ -301,7 +298,10 @@ def _state_kept(outside: Mapping[str, Any]) -> Iterator[None]:
     tensors = [*_parameters(modules).values(), *(item for _, module in modules for item in module.buffers())]
     tensors += [item for item in outside.values() if isinstance(item, torch.Tensor)]
     optimizers = [item for item in outside.values() if isinstance(item, torch.optim.Optimizer)]
-    saved = [(item, item.detach().clone(), item.grad, _clone_of(item.grad)) for item in tensors]
+    saved = [
+        (item, item.detach().clone(), item.grad, None if item.grad is None else item.grad.detach().clone())
+        for item in tensors
+    ]
     states = [(item, copy.deepcopy(item.state_dict())) for item in optimizers]
     try:
         yield
@@ -315,7 +315,3 @@ def _state_kept(outside: Mapping[str, Any]) -> Iterator[None]:
                     gradient.copy_(its_content)
         for optimizer, state in states:
             optimizer.load_state_dict(state)
-
-
-def _clone_of(tensor: torch.Tensor | None) -> Any:
-    return None if tensor is None else tensor.detach().clone()

@@ -70,13 +70,12 @@ def lay_out_convolutions(graph: torch.fx.Graph) -> None:
 
 
 def _may_move(node: torch.fx.Node) -> bool:
-    value: Any = node.meta.get("val")
-    return (
-        node.op == "call_function"
-        and isinstance(value, torch.Tensor)
-        and value.dim() == 4
-        and all(map(reads_elements, node.users))
-    )
+    return node.op == "call_function" and _is_image(node) and all(map(reads_elements, node.users))
+
+
+def _is_image(node: Any) -> bool:
+    value = node.meta.get("val") if isinstance(node, torch.fx.Node) else None
+    return isinstance(value, torch.Tensor) and value.dim() == 4 and value.layout is torch.strided
 
 
 def reads_elements(user: torch.fx.Node) -> bool:
@@ -109,34 +108,18 @@ def save_with_channels_last(lowering: Lowering) -> Lowering:
     places = zip(results[count:], parts.backward.graph.find_nodes(op="placeholder"), strict=False)
     for saved, placeholder in places:
         readers = [user for user in (*saved.users, *placeholder.users) if user is not output]
-        if _is_activation(saved) and memory_of(saved) not in taken and all(map(_reads_elements_only, readers)):
+        is_made = isinstance(saved, torch.fx.Node) and saved.op == "call_function" and memory_of(saved) not in taken
+        if not is_made or not _is_image(saved) or not saved.meta["val"].is_contiguous():
+            continue
+        if all(user.target not in _BY_STRIDES and reads_elements(user) for user in readers):
             moved = torch.empty_like(saved.meta["val"], memory_format=torch.channels_last)
             saved.meta["val"] = placeholder.meta["val"] = moved
     return lowering
 
 
-def _reads_elements_only(user: torch.fx.Node) -> bool:
-    return user.target not in _BY_STRIDES and reads_elements(user)
-
-
-def _is_activation(node: torch.fx.Node) -> bool:
-    value = node.meta.get("val")
-    return (
-        node.op == "call_function"
-        and isinstance(value, torch.Tensor)
-        and value.dim() == 4
-        and value.layout is torch.strided
-        and value.is_contiguous()
-    )
-
-
 def has_channels_last(node: Any) -> bool:
     """Whether a graph's output lies with channels last, and not also with channels first."""
-    value = node.meta.get("val") if isinstance(node, torch.fx.Node) else None
-    return (
-        isinstance(value, torch.Tensor)
-        and value.layout is torch.strided
-        and value.dim() == 4
-        and not value.is_contiguous()
-        and value.is_contiguous(memory_format=torch.channels_last)
-    )
+    if not _is_image(node):
+        return False
+    value = node.meta["val"]
+    return not value.is_contiguous() and bool(value.is_contiguous(memory_format=torch.channels_last))

@@ -6,8 +6,8 @@
 - Operators on lists of symbolic floats, or that branch on one: Inductor takes symbolic floats only as tensors in plain arithmetic
   (:mod:`.float_inputs`). Calls with constant numbers are left to Inductor's own decompositions.
 - Products over a single column, as products of elements that Inductor fuses with what reads them. The gradient of a layer with one
-  output is such a product. As a matrix product it is a call of its own, with memory for its result; Inductor takes it apart on a GPU,
-  and on a CPU for 32 numbers at most.
+  output is such a product. As a matrix product it is a call of its own, with memory for its result. Inductor takes it apart on
+  a GPU, and on a CPU for 32 numbers at most.
 - The gradient of ``nll_loss``, as a comparison of each element: Inductor's own decomposition scatters into zeros, which takes the
   memory of all scores once more (torch 2.11 to 2.13).
 """
