@@ -3,12 +3,6 @@
 An artefact may come from anywhere, so its operators must be pure functions of tensors and numbers: no files, no streams, no writes
 to their arguments, no handles that a kernel does not check. Public ATen operators are on the list by that rule; the private ones
 that captures produce are named one by one.
-
->>> operator_by_name("aten::mul.Tensor")
-<OpOverload(op='aten.mul', overload='Tensor')>
->>> operator_by_name("aten::from_file.default")
-Traceback (most recent call last):
-dovetail.errors.ArtefactError: the operator 'aten::from_file.default' is not allowed in an artefact
 """
 
 from __future__ import annotations

@@ -1,10 +1,4 @@
-"""The demo's model: a decoder-only transformer with the sizes of nanoGPT.
-
->>> model = GPT(GPTConfig(vocabulary=11, block=8, layers=1, heads=2, width=16))
->>> tokens = torch.zeros(3, 8, dtype=torch.long)
->>> model(tokens).shape, model(tokens, tokens).shape
-(torch.Size([3, 8, 11]), torch.Size([]))
-"""
+"""The demo's model: a decoder-only transformer with the sizes of nanoGPT."""
 
 from __future__ import annotations
 

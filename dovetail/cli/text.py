@@ -1,12 +1,4 @@
-"""The demo's text: source files of Python's standard library, as character-level tokens; every machine has them.
-
->>> text = read_text(10_000)
->>> len(text), len(text.vocabulary) < 200
-(10000, True)
->>> tokens, targets = text.batch(step=0, batch=2, block=8, seed=1)
->>> tokens.shape, bool((tokens[:, 1:] == targets[:, :-1]).all())
-(torch.Size([2, 8]), True)
-"""
+"""The demo's text: source files of Python's standard library, as character-level tokens; every machine has them."""
 
 from __future__ import annotations
 

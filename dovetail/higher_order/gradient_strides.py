@@ -19,11 +19,7 @@ Strides = dict[int, tuple[int, ...]]
 
 
 def gap_strides(gradients: Sequence[torch.Tensor | None]) -> Strides:
-    """The strides of those gradients that have gaps in memory.
-
-    >>> gap_strides([torch.ones(2), torch.ones(4)[::2], torch.ones(1).expand(2)])
-    {1: (2,)}
-    """
+    """The strides of those gradients that have gaps in memory."""
     return {
         index: gradient.stride()
         for index, gradient in enumerate(gradients)
@@ -65,14 +61,7 @@ class _WithGaps(torch.autograd.Function):
 
 
 def keep_gaps(inputs: list[torch.Tensor], strides: Strides) -> None:
-    """Put such a node in front of the inputs that have such a gradient.
-
-    >>> x = torch.ones(2, requires_grad=True)
-    >>> inputs = [x]
-    >>> keep_gaps(inputs, {0: (2,)})
-    >>> torch.autograd.grad(inputs[0].sum(), x)[0].stride()
-    (2,)
-    """
+    """Put such a node in front of the inputs that have such a gradient."""
     for index in tuple(strides):
         if inputs[index].requires_grad:
             with torch.enable_grad():
@@ -80,13 +69,7 @@ def keep_gaps(inputs: list[torch.Tensor], strides: Strides) -> None:
 
 
 def keep_common(strides: Strides, indices: Sequence[int], gradients: Sequence[torch.Tensor | None]) -> None:
-    """Forget the strides of inputs whose second derivative, the gradients of these ``indices``, has other ones.
-
-    >>> strides = {0: (2,), 1: (2,)}
-    >>> keep_common(strides, [0, 1], [torch.ones(4)[::2], torch.ones(2)])
-    >>> strides
-    {0: (2,)}
-    """
+    """Forget the strides of inputs whose second derivative, the gradients of these ``indices``, has other ones."""
     found = gap_strides(gradients)
     for position, (index, gradient) in enumerate(zip(indices, gradients, strict=True)):
         if gradient is not None and found.get(position) != strides.get(index):

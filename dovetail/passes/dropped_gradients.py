@@ -60,15 +60,7 @@ def _input_of(output: OutputTensor) -> int | None:
 
 
 def without_inputs(graph: torch.fx.GraphModule, indices: Sequence[int]) -> tuple[torch.fx.GraphModule, list[int]]:
-    """The graph without some of its inputs, which nothing reads, and the indices of those that are left.
-
-    >>> class Second(torch.nn.Module):
-    ...     def forward(self, x, y):
-    ...         return [y]
-    >>> graph, left = without_inputs(torch.fx.symbolic_trace(Second()), [0])
-    >>> left, graph(torch.ones(1))
-    ([1], [tensor([1.])])
-    """
+    """The graph without some of its inputs, which nothing reads, and the indices of those that are left."""
     smaller = copy_graph(graph)
     placeholders = smaller.graph.find_nodes(op="placeholder")
     for index in indices:

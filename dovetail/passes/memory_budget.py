@@ -4,11 +4,6 @@ For every value that the backward may read there are two yes-or-no questions: is
 is computed again needs its arguments, saved or computed again; each storage is paid for once; the sum stays below the budget.
 That is a mixed-integer linear programme, and scipy's solver (HiGHS) answers it. Among answers of the same time it takes the one
 that saves least, so that more budget never means fewer bytes saved at more time.
-
->>> choose_budget(0.5, smallest=100, largest=300)
-200
->>> choose_budget(250, smallest=100, largest=300)
-250
 """
 
 from __future__ import annotations

@@ -1,12 +1,4 @@
-"""Written inputs and shared memory of a graph, from the operators' schemas and the storages of fake values.
-
->>> class Add(torch.nn.Module):
-...     def forward(self, x, y):
-...         torch.ops.aten.add_.Tensor(torch.ops.aten.t.default(x), y)
-...         return [y]
->>> mutated_inputs(torch.fx.symbolic_trace(Add()))
-frozenset({0})
-"""
+"""Written inputs and shared memory of a graph, from the operators' schemas and the storages of fake values."""
 
 from __future__ import annotations
 

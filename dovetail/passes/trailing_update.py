@@ -82,11 +82,7 @@ def _in_place() -> dict[Any, Any]:
 
 
 def fused_updates(graph: torch.fx.GraphModule) -> list[torch.fx.Node]:
-    """The nodes of a graph that are torch's fused optimizers.
-
-    >>> fused_updates(torch.fx.symbolic_trace(torch.nn.Identity()))
-    []
-    """
+    """The nodes of a graph that are torch's fused optimizers."""
     return [node for node in graph.graph.nodes if node.op == "call_function" and node.target in _in_place()]
 
 
@@ -138,16 +134,6 @@ def take_off(graph: torch.fx.GraphModule, write_backs: Mapping[int, int]) -> Tra
     """Take the fused optimizers off the end of a functional graph; None where there are none, or one cannot be taken off.
 
     ``write_backs`` has the outputs that are nothing but an input's new value, and that input. The graph itself is not changed.
-
-    >>> from torch.fx.experimental.proxy_tensor import make_fx
-    >>> def step(weight, gradient):
-    ...     new = torch.ops.aten._fused_sgd([weight], [gradient * 2], [], weight_decay=0.0, momentum=0.0, lr=0.25, dampening=0.0,
-    ...                                     nesterov=False, maximize=False, is_first_step=False)[0][0]
-    ...     return [new]
-    >>> trailing = take_off(make_fx(step, tracing_mode="fake")(torch.ones(2), torch.ones(2)), {0: 0})
-    >>> weight = torch.ones(2)
-    >>> trailing.behind(lambda values: list(trailing.graph(*values)))([weight, torch.ones(2)])[0] is weight, weight
-    (True, tensor([0.5000, 0.5000]))
     """
     if not fused_updates(graph):
         return None

@@ -39,22 +39,7 @@ def plan_whole_step(lowering: Lowering) -> Lowering:
 
 
 def compute_again_in_backward(graph: torch.fx.Graph) -> list[torch.fx.Node]:
-    """Compute again in each backward what is cheap to compute and large to keep; the new nodes are returned.
-
-    >>> class Step(torch.nn.Module):
-    ...     def forward(self, x, weight):
-    ...         y = torch.ops.aten.mm.default(x, weight)
-    ...         wave = torch.ops.aten.sin.default(y)
-    ...         z = torch.ops.aten.mm.default(torch.ops.aten.cos.default(wave), weight)
-    ...         return [torch.ops.aten.mul.Tensor(z, wave), torch.ops.aten.mul.Tensor(z, y)]
-    >>> module = torch.fx.symbolic_trace(Step())
-    >>> for node in module.graph.nodes:
-    ...     node.meta["val"] = torch.empty(4, 4)
-    ...     if node.name.startswith("mul"):
-    ...         node.meta["in_backward"] = 7
-    >>> [node.name for node in compute_again_in_backward(module.graph)]
-    ['sin_default_1']
-    """
+    """Compute again in each backward what is cheap to compute and large to keep; the new nodes are returned."""
     if any(writes_in_place(node) for node in graph.nodes):
         # Computed after the write, a value may be another one.
         return []

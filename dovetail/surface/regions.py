@@ -38,12 +38,7 @@ def compile_regions(model: Any, options: Mapping[str, Any]) -> Any:
 
 
 def repeated_blocks(model: torch.nn.Module) -> list[torch.nn.Module]:
-    """The outermost modules with parts of their own that stand beside another one of their class in a list, each once.
-
-    >>> layer = lambda: torch.nn.TransformerEncoderLayer(4, 1)
-    >>> len(repeated_blocks(torch.nn.Sequential(torch.nn.Linear(4, 4), torch.nn.ModuleList([layer(), layer()]))))
-    2
-    """
+    """The outermost modules with parts of their own that stand beside another one of their class in a list, each once."""
     found: dict[torch.nn.Module, None] = {}
     waiting = [model]
     while waiting:

@@ -123,11 +123,7 @@ def apply_to(dispatcher: Dispatcher, changed: dict[str, Any]) -> None:
 
 
 def _meanings(changed: dict[str, Any]) -> dict[str, Any]:
-    """The options that changed settings stand for.
-
-    >>> _meanings({"recompile_limit": 64, "assume_static_by_default": False})
-    {'recompile_limit': 64, 'dynamic': True}
-    """
+    """The options that changed settings stand for."""
     options: dict[str, Any] = {}
     if "recompile_limit" in changed:
         options["recompile_limit"] = max(1, int(changed["recompile_limit"]))

@@ -2,12 +2,6 @@
 
 A program takes a ``compile`` function (the identity for eager, ``dovetail.compile`` with the backend under test otherwise) and
 returns everything that a user can see afterwards.
-
->>> from dovetail.backends import lookup_backend
->>> def square(compile):
-...     return [compile(lambda x: x * x)(torch.arange(3.0))]
->>> program_case("operators", "square", square).run(lookup_backend("aten")).status
-'passed'
 """
 
 from __future__ import annotations

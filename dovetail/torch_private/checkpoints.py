@@ -59,12 +59,7 @@ def _held(function: Any, name: str) -> Any:
 
 @contextlib.contextmanager
 def saved_tensor_hooks_set_aside() -> Iterator[None]:
-    """No default hooks for saved tensors in the block.
-
-    >>> with torch.autograd.graph.save_on_cpu(), saved_tensor_hooks_set_aside():
-    ...     print(saved_tensor_hooks())
-    None
-    """
+    """No default hooks for saved tensors in the block."""
     aside = []
     while (top := saved_tensor_hooks()) is not None:
         aside.append(top)

@@ -309,10 +309,6 @@ def without_torch_compile(function: Any) -> Any:
     """The argument of ``torch.compile`` or ``torch.compiler.disable``, found from their result; anything else is returned as it is.
 
     A wrapper of theirs switches torch's compiler on or off for the thread that calls it: under a trace of ours, for good.
-
-    >>> function = lambda x: x * 2
-    >>> without_torch_compile(torch.compile(function)) is function, without_torch_compile(function) is function
-    (True, True)
     """
     # Imported only where somebody uses it: the import takes a second.
     wrappers = sys.modules.get("torch._dynamo.eval_frame")

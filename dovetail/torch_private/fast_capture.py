@@ -57,11 +57,7 @@ def makes_memory(operator: Any) -> bool:
 
 
 def name_of_nodes(operator: Any) -> str:
-    """The name of an operator's nodes, without their numbers.
-
-    >>> name_of_nodes(torch.ops.aten.mul.Tensor)
-    'mul'
-    """
+    """The name of an operator's nodes, without their numbers."""
     return torch.fx.Graph()._target_to_str(operator.overloadpacket.__name__)
 
 

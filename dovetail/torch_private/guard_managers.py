@@ -146,15 +146,6 @@ class NativeGuards:
     """Guards on fixed objects and what is reached from them, asked in C++.
 
     Nobody's Python code runs but the ``__eq__`` of built-in constants. What is guarded is held on to until the check goes.
-
-    >>> def function(number=1): ...
-    >>> guards = NativeGuards()
-    >>> guards.at(function).attribute("__code__", function.__code__).is_object(function.__code__)
-    >>> holds = guards.make_check()
-    >>> before = holds()
-    >>> function.__code__ = (lambda number=1: 2).__code__
-    >>> before, holds()
-    (True, False)
     """
 
     def __init__(self) -> None:

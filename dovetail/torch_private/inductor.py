@@ -247,13 +247,7 @@ def _memory_of_fusions_only_where_it_is_shared() -> contextlib.AbstractContextMa
 
 
 def is_linear(index: Any) -> bool:
-    """Whether a SymPy expression is a sum of integers, symbols, and symbols times an integer.
-
-    >>> import sympy
-    >>> x, y = sympy.symbols("x y")
-    >>> is_linear(64 * x + y + 3), is_linear(x * y), is_linear(2 * sympy.floor(x / 4))
-    (True, False, False)
-    """
+    """Whether a SymPy expression is a sum of integers, symbols, and symbols times an integer."""
     return all(
         item.is_Integer
         or item.is_Symbol

@@ -119,12 +119,7 @@ def code_from_data(data: Mapping[str, Any]) -> Any:
 
 
 def define_prims() -> None:
-    """Define the operators of Inductor's own decompositions: ``prims.fma``, say, which is in the gradient of a softmax.
-
-    >>> define_prims()
-    >>> torch.ops.prims.fma.default
-    <OpOverload(op='prims.fma', overload='default')>
-    """
+    """Define the operators of Inductor's own decompositions: ``prims.fma``, say, which is in the gradient of a softmax."""
     from torch._inductor import inductor_prims  # noqa: F401
 
 

@@ -11,6 +11,7 @@ from dovetail.aot.partition import partition
 from dovetail.backends import register_backend
 from dovetail.backends.aten import compile_aten
 from dovetail.backends.registry import unregister_backend
+from dovetail.passes.memory_budget import choose_budget
 from dovetail.passes.recompute import saved_by
 
 BUDGETS = (0.0, 0.1, 0.25, 0.4, 0.5, 0.6, 0.75, 0.9, 1.0)
@@ -200,3 +201,8 @@ def test_nothing_is_computed_again_from_an_input_that_is_written(function, numer
         assert all(map(torch.equal, *found))
     finally:
         unregister_backend(name)
+
+
+def test_a_budget_is_a_fraction_between_the_extremes_or_a_number_of_bytes() -> None:
+    assert choose_budget(0.5, smallest=100, largest=300) == 200
+    assert choose_budget(250, smallest=100, largest=300) == 250

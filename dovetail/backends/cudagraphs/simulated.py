@@ -4,15 +4,6 @@ Recording changes no memory and draws no random number. A replay calls the recor
 with the recorded numbers. Results are poisoned (NaN, or all bits set) until they are computed, so that a late read gives
 nonsense; recordings that keep nothing share a pool, so a replay of one poisons the results of the others. Reading a tensor's
 value while recording, or using memory of the host, is an error.
-
->>> x = torch.ones(2)
->>> recorder = SimulatedRecorder()
->>> recording, outputs = recorder.record(lambda inputs: [inputs[0] * 2], [x], x.device, keeps=False)
->>> outputs
-[tensor([nan, nan])]
->>> recording.replay()
->>> outputs
-[tensor([2., 2.])]
 """
 
 from __future__ import annotations
@@ -40,13 +31,7 @@ class SimulatedCaptureError(RuntimeError):
 
 
 def poison(value: torch.Tensor) -> None:
-    """Overwrite all memory of a tensor's storage with nonsense: NaN for floating-point numbers, -1 for integers.
-
-    >>> x = torch.ones(2)
-    >>> poison(x)
-    >>> x
-    tensor([nan, nan])
-    """
+    """Overwrite all memory of a tensor's storage with nonsense: NaN for floating-point numbers, -1 for integers."""
     _bytes(value).fill_(1 if value.dtype == torch.bool else 255)
 
 
@@ -218,9 +203,5 @@ _by_kernels: dict[bool, SimulatedRecorder] = {}
 
 
 def simulated_recorder(*, opaque: bool = False) -> SimulatedRecorder:
-    """Return the one recorder of the option ``recorder="simulated"``; ``opaque`` for Inductor's kernels.
-
-    >>> simulated_recorder() is simulated_recorder()
-    True
-    """
+    """Return the one recorder of the option ``recorder="simulated"``; ``opaque`` for Inductor's kernels."""
     return _by_kernels.setdefault(opaque, SimulatedRecorder(opaque=opaque))

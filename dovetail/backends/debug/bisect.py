@@ -4,11 +4,6 @@
 ("dovetail-bisect.py" in the current directory unless given), ``seconds`` how long one trial may take before it counts as
 hanging (60), ``trials`` how many smaller graphs are tried (300). The rest goes to the inner backend. A graph without a fault
 runs with ATen's operators.
-
->>> import torch, dovetail
->>> tried = dovetail.compile(torch.sin, backend="bisect", backend_options={"inner": "aten"})
->>> tried(torch.zeros(2))
-tensor([0., 0.])
 """
 
 from __future__ import annotations

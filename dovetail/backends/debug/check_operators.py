@@ -2,11 +2,6 @@
 
 ``backend_options``: ``inner`` is the backend to check (the default backend unless given), ``calls`` how many calls of each
 graph are checked (all, unless given); the rest goes to the inner backend.
-
->>> import torch, dovetail
->>> checked = dovetail.compile(torch.sin, backend="check_operators", backend_options={"inner": "aten"})
->>> checked(torch.zeros(2))
-tensor([0., 0.])
 """
 
 from __future__ import annotations

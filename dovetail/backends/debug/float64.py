@@ -3,15 +3,6 @@
 ``backend_options``: ``inner`` is the backend whose results are returned and compared ("aten" unless given), ``report`` is
 called with a :class:`PrecisionReport` for each graph and call (it is printed to standard error unless given), ``calls`` how many
 calls of each graph are run twice (1 unless given).
-
->>> import torch, dovetail
->>> reports = []
->>> options = {"report": reports.append}
->>> f = dovetail.compile(lambda x: (x + 1e8) - 1e8, backend="float64", backend_options=options)
->>> f(torch.tensor([1.0]))
-tensor([0.])
->>> reports[0].first.operator, f"{reports[0].largest:.1f}"
-('aten.sub.Tensor', '1.0')
 """
 
 from __future__ import annotations

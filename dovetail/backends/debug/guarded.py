@@ -1,17 +1,4 @@
-"""A fallback for a backend that may fail: ATen's operators run where it raises, crashes, hangs or violates the protocol.
-
->>> import torch, dovetail
->>> from dovetail.backends import guarded
->>> def broken(graph, example_inputs, *, kind, options):
-...     raise NotImplementedError("not today")
->>> import warnings
->>> with warnings.catch_warnings(record=True) as caught:
-...     warnings.simplefilter("always")
-...     dovetail.compile(torch.sin, backend=guarded(broken))(torch.zeros(2))
-tensor([0., 0.])
->>> len(caught)
-1
-"""
+"""A fallback for a backend that may fail: ATen's operators run where it raises, crashes, hangs or violates the protocol."""
 
 from __future__ import annotations
 

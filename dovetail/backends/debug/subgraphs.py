@@ -2,18 +2,6 @@
 
 One run with ATen's own operators keeps every value. Any set of operators is then a graph of its own whose inputs are known
 values, so that a backend can be tried on it and compared with ATen.
-
->>> import torch
->>> from dovetail.backends import ATEN
->>> class Twice(torch.nn.Module):
-...     def forward(self, x):
-...         return [torch.ops.aten.exp.default(torch.ops.aten.sin.default(x))]
->>> run = GraphRun.of(torch.fx.symbolic_trace(Twice()), [torch.zeros(2)])
->>> part = run.subgraph(run.operations[1:])
->>> [str(node.target) for node in part.graph.graph.nodes if node.op == "call_function"]
-['aten.exp.default']
->>> part.try_backend(ATEN, {}) is None
-True
 """
 
 from __future__ import annotations

@@ -3,10 +3,6 @@
 Both take graphs of pure operators with static sizes and run them with code of their own. They refuse graphs whose results they
 would change: random numbers, writes, missing dtypes. The first results of each graph are compared with ATen's, and a graph that
 was converted wrongly is refused. Neither library is installed with Dovetail.
-
->>> from dovetail.backends import lookup_backend
->>> lookup_backend("onnxruntime").kinds
-('inference',)
 """
 
 from __future__ import annotations

@@ -18,11 +18,7 @@ from dovetail.torch_private import dynamo as private_dynamo
 
 
 def adapt_torch_backend(name: str, torch_backend: Callable[..., Any], description: str = "") -> Backend:
-    """Return a :class:`Backend` around a callable ``(graph_module, example_inputs) -> callable(*inputs)``.
-
-    >>> adapt_torch_backend("mine", lambda graph, inputs: graph.forward).name
-    'mine'
-    """
+    """Return a :class:`Backend` around a callable ``(graph_module, example_inputs) -> callable(*inputs)``."""
 
     def compile_graph(
         graph: torch.fx.GraphModule, example_inputs: Sequence[Any], *, kind: Kind, options: Mapping[str, Any]

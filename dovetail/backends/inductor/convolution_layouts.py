@@ -41,22 +41,6 @@ def lay_out_convolutions(graph: torch.fx.Graph) -> None:
     """Mark values that gradients of convolutions read as channels last, if Inductor computes this graph so.
 
     The graph's inputs and outputs keep their layout, and so do values that an operator reads by strides.
-
-    >>> class Two(torch.nn.Module):
-    ...     def forward(self, x, weight, gradient):
-    ...         inner = torch.ops.aten.relu.default(x)
-    ...         mask = [False, True, False]
-    ...         settings = [None, [1, 1], [0, 0], [1, 1], False, [0, 0], 1]
-    ...         y = torch.ops.aten.convolution.default(inner, weight, *settings)
-    ...         z = torch.ops.aten.convolution_backward.default(gradient, inner, weight, *settings, mask)
-    ...         return [y, z]
-    >>> module = torch.fx.symbolic_trace(Two())
-    >>> x, weight = torch.empty(2, 3, 4, 4), torch.empty(5, 3, 1, 1)
-    >>> for node, value in zip(module.graph.nodes, [x, weight, torch.empty(2, 5, 4, 4), x.clone()]):
-    ...     node.meta["val"] = value
-    >>> lay_out_convolutions(module.graph)
-    >>> [node.meta["val"].stride() for node in list(module.graph.nodes)[:4]]
-    [(48, 16, 4, 1), (3, 1, 1, 1), (80, 16, 4, 1), (48, 1, 12, 3)]
     """
     gradients = graph.find_nodes(op="call_function", target=_BACKWARD)
     module = graph.owning_module

@@ -86,12 +86,7 @@ def _given(scalars: Any, value: Any) -> Any:
 
 
 def changing_numbers(table: dict[Any, Rule]) -> dict[Any, Rule]:
-    """Return decompositions for symbolic numbers, by operator; for constant numbers they call those in ``table``.
-
-    >>> weights = changing_numbers({})[torch.ops.aten._foreach_mul.ScalarList]([torch.ones(2)], [2.0])
-    >>> weights is NotImplemented
-    True
-    """
+    """Return decompositions for symbolic numbers, by operator; for constant numbers they call those in ``table``."""
     found: dict[Any, Rule] = {}
     for name, function in _WITH_NUMBERS.items():
         for overload in ("ScalarList", "Scalar"):
@@ -204,11 +199,7 @@ def _decomposed(operator: Any, update: Update) -> Callable[..., tuple[list[Tenso
 
 
 def fused_optimizers() -> dict[Any, Callable[..., Any]]:
-    """Return the decompositions of the fused optimizers that this torch has.
-
-    >>> torch.ops.aten._fused_sgd.default in fused_optimizers()
-    True
-    """
+    """Return the decompositions of the fused optimizers that this torch has."""
     updates: dict[str, Update] = {
         "_fused_adam": _adam,
         "_fused_adamw": functools.partial(_adam, decoupled=True),
@@ -228,15 +219,7 @@ def fused_optimizers() -> dict[Any, Callable[..., Any]]:
 
 
 def outer_products(table: Mapping[Any, Rule]) -> dict[Any, Rule]:
-    """Return the decompositions by operator; whatever they leave alone goes to those of ``table``.
-
-    >>> rules = outer_products({})
-    >>> rules[torch.ops.aten.mm.default](torch.tensor([[2.0], [3.0]]), torch.tensor([[5.0, 7.0]]))
-    tensor([[10., 14.],
-            [15., 21.]])
-    >>> rules[torch.ops.aten.mm.default](torch.ones(2, 2), torch.ones(2, 2))
-    NotImplemented
-    """
+    """Return the decompositions by operator; whatever they leave alone goes to those of ``table``."""
     product, sum_with_product = table.get(_aten.mm.default, _not_here), table.get(_aten.addmm.default, _not_here)
 
     def mm(one: Tensor, other: Tensor) -> Any:
@@ -275,13 +258,7 @@ def nll_loss_backward(
     ignore_index: int,
     total_weight: Tensor,
 ) -> Tensor:
-    """Return the gradient of ``nll_loss`` for the scores.
-
-    >>> scores, target = torch.zeros(2, 3), torch.tensor([2, -100])
-    >>> nll_loss_backward(torch.tensor(1.0), scores, target, None, 1, -100, torch.tensor(1.0))
-    tensor([[ 0.,  0., -1.],
-            [ 0.,  0.,  0.]])
-    """
+    """Return the gradient of ``nll_loss`` for the scores."""
     axis = 0 if scores.dim() < 2 else 1
     shape = [1] * scores.dim()
     shape[axis] = scores.shape[axis]

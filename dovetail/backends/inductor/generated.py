@@ -31,9 +31,5 @@ def note(fake_mode: Any, generated: Generated) -> None:
 
 
 def code_of(fake_mode: Any) -> list[Generated]:
-    """The code of the graphs of a capture, in the order in which they were compiled.
-
-    >>> code_of(frozenset())
-    []
-    """
+    """The code of the graphs of a capture, in the order in which they were compiled."""
     return list(_BY_CAPTURE.get(fake_mode, ()))
