@@ -126,7 +126,7 @@ class _Reader(ast.NodeVisitor):
             self._note(name)
 
     def visit_Call(self, node: ast.Call) -> None:
-        is_question = isinstance(node.func, ast.Name) and node.func.id in ("getattr", "hasattr")
+        is_question = isinstance(node.func, ast.Name) and node.func.id in ("getattr", "hasattr", "_instead")
         if is_question and len(node.args) >= 2 and isinstance(node.args[1], ast.Constant):
             owner = self._name_of(node.args[0])
             has_answer = node.func.id == "hasattr" or len(node.args) == 3  # type: ignore[attr-defined]

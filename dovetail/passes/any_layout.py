@@ -8,6 +8,8 @@ that layout, unless all operators on their way take any: these are called by eag
 from __future__ import annotations
 
 import dataclasses
+import operator
+from typing import Any
 
 import torch
 
@@ -15,47 +17,18 @@ from dovetail.aot.backward_graphs import ANY_LAYOUT
 from dovetail.aot.nodes import BY_USER_BACKWARD, depending_on
 from dovetail.aot.steps import Lowering, after_partition
 from dovetail.passes.editing import copy_graph
+from dovetail.torch_private import operators as private_operators
 
 _aten = torch.ops.aten
 #: Whether the result is a view depends on the layout.
 _VIEWS = (_aten.view.default, _aten._unsafe_view.default, _aten.reshape.default)
-_TAKING_ANY = frozenset(
-    {
-        *_VIEWS,
-        _aten.alias.default,
-        _aten.avg_pool2d_backward.default,
-        _aten.bmm.default,
-        _aten.cat.default,
-        _aten.clone.default,
-        _aten.constant_pad_nd.default,
-        _aten.convolution_backward.default,
-        _aten.detach.default,
-        _aten.embedding_dense_backward.default,
-        _aten.expand.default,
-        _aten.flip.default,
-        _aten.max_pool2d_with_indices_backward.default,
-        _aten.mean.default,
-        _aten.mean.dim,
-        _aten.mm.default,
-        _aten.native_batch_norm_backward.default,
-        _aten.native_layer_norm_backward.default,
-        _aten.permute.default,
-        _aten.select.int,
-        _aten.slice.Tensor,
-        _aten.squeeze.default,
-        _aten.squeeze.dim,
-        _aten.squeeze.dims,
-        _aten.sum.default,
-        _aten.sum.dim_IntList,
-        _aten.t.default,
-        _aten.transpose.int,
-        _aten.unbind.int,
-        _aten.unsqueeze.default,
-        _aten._to_copy.default,
-        _aten._log_softmax_backward_data.default,
-        _aten._softmax_backward_data.default,
-    }
-)
+_TAKING_ANY = frozenset({
+    "view", "_unsafe_view", "reshape", "alias", "detach", "expand", "flip", "permute", "select", "slice", "squeeze", "t",
+    "transpose", "unbind", "unsqueeze", "cat", "clone", "constant_pad_nd", "_to_copy", "bmm", "mm", "mean", "sum", "avg_pool2d_backward",
+    "convolution_backward", "embedding_dense_backward", "max_pool2d_with_indices_backward", "native_batch_norm_backward",
+    "native_layer_norm_backward", "_log_softmax_backward_data", "_softmax_backward_data",
+})  # fmt: skip
+"""Operators of ATen whose formulas take tensors in any layout."""
 
 
 @after_partition
@@ -86,8 +59,9 @@ def _called_with_tangents(backward: torch.fx.GraphModule, count: int) -> list[to
 
 
 def _takes_any(node: torch.fx.Node) -> bool:
-    tags = getattr(node.target, "tags", ())
-    known = (
-        node.target in _TAKING_ANY or torch.Tag.pointwise in tags or getattr(node.target, "__name__", "") == "getitem"
-    )
+    target: Any = node.target
+    if not isinstance(target, private_operators.OpOverload):
+        known = target is operator.getitem
+    else:
+        known = (target.namespace == "aten" and target._opname in _TAKING_ANY) or torch.Tag.pointwise in target.tags
     return known and not node.meta.get(BY_USER_BACKWARD)

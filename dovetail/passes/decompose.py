@@ -248,17 +248,9 @@ def _entries(graph_module: torch.fx.GraphModule) -> list[Any]:
 
 
 _IDENTITIES = frozenset(
-    {
-        torch.ops.aten.alias.default,
-        torch.ops.aten.detach.default,
-        torch.ops.aten.view.default,
-        torch.ops.aten._unsafe_view.default,
-        torch.ops.aten.reshape.default,
-        torch.ops.aten.expand.default,
-        torch.ops.aten.permute.default,
-        torch.ops.aten.slice.Tensor,
-    }
-)
+    getattr(torch.ops.aten, name).default
+    for name in ("alias", "detach", "view", "_unsafe_view", "reshape", "expand", "permute")
+) | {torch.ops.aten.slice.Tensor}
 
 
 def clean_views(graph: torch.fx.Graph) -> None:

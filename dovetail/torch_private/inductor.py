@@ -174,9 +174,13 @@ def inductor_pass(graph_pass: Callable[[torch.fx.Graph], None], files: tuple[str
 
 
 @contextlib.contextmanager
-def _with_attribute(owner: Any, name: str, value: Any) -> Iterator[None]:
-    original = getattr(owner, name)
-    setattr(owner, name, value)
+def _instead(owner: Any, name: str, make: Callable[[Any], Any]) -> Iterator[None]:
+    """In the block, an attribute is what ``make`` makes of it; where it is not there, nothing happens."""
+    original = getattr(owner, name, None)
+    if original is None:
+        yield
+        return
+    setattr(owner, name, make(original))
     try:
         yield
     finally:
@@ -191,19 +195,21 @@ def _rules_of_dtypes_made_once() -> contextlib.AbstractContextManager[None]:
     from torch._inductor.codegen import common
     from torch._inductor.dtype_propagation import DtypePropagationOpsHandler
 
-    handler: Any = DtypePropagationOpsHandler
-    make, made = handler.__init__, (-1, -1)
-    if hasattr(handler, "_rules_key"):
+    if hasattr(DtypePropagationOpsHandler, "_rules_key"):
         return contextlib.nullcontext()
+    made = (-1, -1)
 
-    def make_once(self: Any) -> None:
-        nonlocal made
-        rules = len(utils.op_dtype_propagation_rules), len(common.pointwise_overrides_data)
-        if rules != made:
-            make(self)
-            made = rules
+    def once(make: Any) -> Any:
+        def make_once(self: Any) -> None:
+            nonlocal made
+            rules = len(utils.op_dtype_propagation_rules), len(common.pointwise_overrides_data)
+            if rules != made:
+                make(self)
+                made = rules
 
-    return _with_attribute(handler, "__init__", make_once)
+        return make_once
+
+    return _instead(DtypePropagationOpsHandler, "__init__", once)
 
 
 def _strides_without_algebra() -> contextlib.AbstractContextManager[None]:
@@ -213,15 +219,10 @@ def _strides_without_algebra() -> contextlib.AbstractContextManager[None]:
     """
     from torch._inductor.codegen import cpp
 
-    module: Any = sys.modules[cpp.stride_at_vec_range.__module__]
-    simplify: Any = getattr(module, "simplify_index_in_vec_range", None)
-    if simplify is None:
-        return contextlib.nullcontext()
+    def simplified(simplify: Any) -> Any:
+        return lambda index, var, length: index if is_linear(index) else simplify(index, var, length)
 
-    def simplified(index: Any, var: Any, vec_length: int) -> Any:
-        return index if is_linear(index) else simplify(index, var, vec_length)
-
-    return _with_attribute(module, "simplify_index_in_vec_range", simplified)
+    return _instead(sys.modules[cpp.stride_at_vec_range.__module__], "simplify_index_in_vec_range", simplified)
 
 
 def _memory_of_fusions_only_where_it_is_shared() -> contextlib.AbstractContextManager[None]:
@@ -232,18 +233,14 @@ def _memory_of_fusions_only_where_it_is_shared() -> contextlib.AbstractContextMa
     """
     from torch._inductor.scheduler import Scheduler
 
-    weigh: Any = getattr(Scheduler, "can_fusion_increase_peak_memory", None)
-    if weigh is None:
-        return contextlib.nullcontext()
-
     def frees(scheduler: Any, node: Any) -> bool:
         buffers = (scheduler.name_to_buf.get(item.name) for item in node.read_writes.reads)
         return any(buffer and len(buffer.users) == 1 for buffer in buffers)
 
-    def weighed(scheduler: Any, one: Any, other: Any) -> bool:
-        return frees(scheduler, one) and frees(scheduler, other) and bool(weigh(scheduler, one, other))
+    def weighed(weigh: Any) -> Any:
+        return lambda self, one, other: frees(self, one) and frees(self, other) and bool(weigh(self, one, other))
 
-    return _with_attribute(Scheduler, "can_fusion_increase_peak_memory", weighed)
+    return _instead(Scheduler, "can_fusion_increase_peak_memory", weighed)
 
 
 def is_linear(index: Any) -> bool:
@@ -266,17 +263,16 @@ def reads_stay_behind_writes() -> contextlib.AbstractContextManager[None]:
     """
     from torch._inductor.scheduler import SchedulerNode
 
-    recompute: Any = getattr(SchedulerNode, "recompute_size_and_body", None)
-    if recompute is None:
-        return contextlib.nullcontext()
+    def renaming(recompute: Any) -> Any:
+        def renamed(node: Any, *args: Any, **kwargs: Any) -> None:
+            recompute(node, *args, **kwargs)
+            names = getattr(node, "mutation_renames", None) or {}
+            if any(item.name in names for item in node.read_writes.reads):
+                node.set_read_writes(node.read_writes.rename(names))
 
-    def renamed(node: Any, *args: Any, **kwargs: Any) -> None:
-        recompute(node, *args, **kwargs)
-        names = getattr(node, "mutation_renames", None) or {}
-        if any(item.name in names for item in node.read_writes.reads):
-            node.set_read_writes(node.read_writes.rename(names))
+        return renamed
 
-    return _with_attribute(SchedulerNode, "recompute_size_and_body", renamed)
+    return _instead(SchedulerNode, "recompute_size_and_body", renaming)
 
 
 def inputs_are_not_asserted() -> contextlib.AbstractContextManager[None]:
@@ -287,7 +283,7 @@ def inputs_are_not_asserted() -> contextlib.AbstractContextManager[None]:
     """
     from torch._inductor.codegen.wrapper import PythonWrapperCodegen
 
-    return _with_attribute(PythonWrapperCodegen, "codegen_input_size_asserts", lambda wrapper: None)
+    return _instead(PythonWrapperCodegen, "codegen_input_size_asserts", lambda original: lambda wrapper: None)
 
 
 def written_arguments_are_clones() -> contextlib.AbstractContextManager[None]:
@@ -298,7 +294,7 @@ def written_arguments_are_clones() -> contextlib.AbstractContextManager[None]:
     """
     from torch._inductor.fx_passes import post_grad
 
-    return _with_attribute(post_grad, "reinplace_inplaceable_ops", lambda *args: None)
+    return _instead(post_grad, "reinplace_inplaceable_ops", lambda original: lambda *args: None)
 
 
 def free_from_order(nodes: list[Any]) -> list[Any]:

@@ -22,17 +22,10 @@ from dovetail.torch_private import inductor as private_inductor
 
 _BACKWARD = torch.ops.aten.convolution_backward.default
 _FORWARD = torch.ops.aten.convolution.default
+_POOLS = ("avg_pool2d", "avg_pool2d_backward", "max_pool2d_with_indices", "max_pool2d_with_indices_backward")
 _BY_ELEMENTS = {
-    _FORWARD,
-    _BACKWARD,
-    torch.ops.aten.cat.default,
-    torch.ops.aten.view.default,
-    torch.ops.aten.reshape.default,
-    torch.ops.aten.slice.Tensor,
-    torch.ops.aten.avg_pool2d.default,
-    torch.ops.aten.avg_pool2d_backward.default,
-    torch.ops.aten.max_pool2d_with_indices.default,
-    torch.ops.aten.max_pool2d_with_indices_backward.default,
+    *(getattr(torch.ops.aten, name).default for name in ("cat", "view", "reshape", *_POOLS)),
+    *(_FORWARD, _BACKWARD, torch.ops.aten.slice.Tensor),
 }
 _TAGS = {tag for name, tag in torch.Tag.__members__.items() if name in ("pointwise", "reduction")}
 
