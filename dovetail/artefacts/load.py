@@ -150,14 +150,9 @@ def load(path: str | os.PathLike[str]) -> LoadedGraph:
         return _build(payload, tensors)
     except ArtefactError:
         raise
-    except DovetailError as error:
-        raise ArtefactError(f"{path} does not hold a graph: {error.what}", advice="export it again") from error
-    except RecursionError as error:
-        raise ArtefactError(f"{path} is nested too deeply", advice="export it again") from error
     except Exception as error:
-        raise ArtefactError(
-            f"{path} does not hold a graph: {type(error).__name__}: {error}", advice="export it again"
-        ) from error
+        reason = error.what if isinstance(error, DovetailError) else f"{type(error).__name__}: {error}"
+        raise ArtefactError(f"{path} does not hold a graph: {reason}", advice="export it again") from error
 
 
 def _build(payload: Mapping[str, Any], tensors: dict[str, torch.Tensor]) -> LoadedGraph:

@@ -13,6 +13,8 @@ from __future__ import annotations
 import argparse
 import contextlib
 import importlib
+import importlib.metadata
+import platform
 import runpy
 import sys
 import warnings
@@ -20,7 +22,7 @@ from collections.abc import Iterator, Sequence
 
 __all__ = ["main"]
 
-#: Help by command; the module ``dovetail.cli.<command>`` has ``add_arguments(parser)`` and ``run(options)``.
+#: Help by command; the module ``dovetail.cli.<command>`` has ``add_arguments(parser)`` and ``run(options)``, but for "version".
 COMMANDS = {
     "demo": "train a small GPT with eager, torch.compile and Dovetail side by side",
     "doctor": "versions, compiler, GPU, and which backends work on this machine",
@@ -50,6 +52,16 @@ def show_error(error: BaseException) -> None:
     sys.excepthook(type(error), error.with_traceback(trace), trace)
 
 
+def versions() -> str:
+    """The versions of Dovetail, torch and Python, found without loading torch."""
+    version = importlib.metadata.version
+    try:
+        own = version("dovetail")
+    except importlib.metadata.PackageNotFoundError:
+        own = "(not installed)"
+    return f"dovetail {own}, torch {version('torch')}, Python {platform.python_version()}"
+
+
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command line and return the exit status; ``arguments`` are those of the process unless given."""
     given = list(sys.argv[1:] if arguments is None else arguments)
@@ -60,7 +72,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
     for name, text in COMMANDS.items():
         command = commands.add_parser(name, help=text)
-        if given[:1] == [name]:
+        if given[:1] == [name] != ["version"]:
             with without_numpy():
                 module = importlib.import_module(f"dovetail.cli.{name.replace('-', '_')}")
             module.add_arguments(command)
@@ -68,6 +80,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
         parser.print_help()
         return 2
     options = parser.parse_args(given)
+    if options.command == "version":
+        print(versions())
+        return 0
     try:
         status: int = module.run(options)
     except Exception as error:

@@ -8,7 +8,6 @@ from __future__ import annotations
 import argparse
 import importlib.metadata
 import importlib.util
-import json
 import os
 import platform
 import shutil
@@ -16,7 +15,7 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 
 import torch
@@ -53,7 +52,6 @@ class Finding:
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the command's flags."""
     parser.add_argument("--seconds", type=_positive, default=PROBE_SECONDS, help="time limit for each backend")
-    parser.add_argument("--json", action="store_true", help="print the findings as JSON")
     parser.add_argument("--backends", type=names, default=None, help="only these, separated by commas")
     parser.add_argument("--all", action="store_true", help="try all backends, which takes minutes")
 
@@ -70,28 +68,18 @@ def _positive(text: str) -> float:
 
 def run(options: argparse.Namespace) -> int:
     """Print all findings as they come; 0 if the default backend works."""
-
-    def show(item: object) -> None:
-        if not options.json:
-            print(item, flush=True)
-
-    findings: list[Finding] = []
-    probes: list[Probe] = []
     for finding in machine_findings():
-        findings.append(finding)
-        show(finding)
-    show("\nbackends (each takes a few small training steps in a process of its own)")
+        print(finding, flush=True)
+    print("\nbackends (each takes a few small training steps in a process of its own)", flush=True)
     chosen = options.backends or (names_to_probe() if options.all else sorted({default_backend().name, "aten"}))
+    probes: list[Probe] = []
     for probe in probe_backends(chosen, options.seconds):
         probes.append(probe)
-        show(probe)
+        print(probe, flush=True)
     default = default_finding(probes)
-    show(f"\n{default}")
+    print(f"\n{default}")
     if options.backends is None and not options.all:
-        show("               `dovetail doctor --all` tries every backend")
-    if options.json:
-        rows = [asdict(item) for item in (*findings, default)]
-        print(json.dumps({"findings": rows, "backends": [asdict(item) for item in probes]}))
+        print("               `dovetail doctor --all` tries every backend")
     return 0 if default.good else 1
 
 

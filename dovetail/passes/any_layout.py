@@ -24,9 +24,9 @@ _aten = torch.ops.aten
 _VIEWS = (_aten.view.default, _aten._unsafe_view.default, _aten.reshape.default)
 _TAKING_ANY = frozenset({
     "view", "_unsafe_view", "reshape", "alias", "detach", "expand", "flip", "permute", "select", "slice", "squeeze", "t",
-    "transpose", "unbind", "unsqueeze", "cat", "clone", "constant_pad_nd", "_to_copy", "bmm", "mm", "mean", "sum", "avg_pool2d_backward",
-    "convolution_backward", "embedding_dense_backward", "max_pool2d_with_indices_backward", "native_batch_norm_backward",
-    "native_layer_norm_backward", "_log_softmax_backward_data", "_softmax_backward_data",
+    "transpose", "unbind", "unsqueeze", "cat", "clone", "constant_pad_nd", "_to_copy", "bmm", "mm", "mean", "sum",
+    "avg_pool2d_backward", "convolution_backward", "embedding_dense_backward", "max_pool2d_with_indices_backward",
+    "native_batch_norm_backward", "native_layer_norm_backward", "_log_softmax_backward_data", "_softmax_backward_data",
 })  # fmt: skip
 """Operators of ATen whose formulas take tensors in any layout."""
 

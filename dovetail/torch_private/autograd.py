@@ -15,11 +15,14 @@ import torch
 _autograd: Any = torch._C._autograd
 _KEEPING_VALUES = ("torch.autograd.graph", "torch.utils.checkpoint", "torch.distributed.")
 _ENGINE_CODE = torch.autograd.graph._engine_run_backward.__code__
-
-
-def next_sequence_number() -> int:
-    """The number that the next autograd node of this thread will get."""
-    return _autograd._get_sequence_nr()
+#: The number that the next autograd node of this thread will get.
+next_sequence_number: Callable[[], int] = _autograd._get_sequence_nr
+#: The number of the backward that runs in this thread, -1 outside of one.
+current_backward: Callable[[], int] = torch._C._current_graph_task_id
+#: The autograd node that the engine evaluates right now in this thread, or None.
+running_autograd_node: Callable[[], Any] = torch._C._current_autograd_node
+#: Whether the backward that runs now leaves the graph for another one (``retain_graph``).
+keeps_graph: Callable[[], bool] = _autograd._get_current_graph_task_keep_graph
 
 
 def new_function_number() -> int:
@@ -39,21 +42,6 @@ def direct_apply(function: type[torch.autograd.Function]) -> Callable[..., Any]:
 def call_directly(function: type[torch.autograd.Function]) -> None:
     """Have the engine call ``function.backward`` without asking first which of two ways the class defines it (0.5 us)."""
     function._backward_cls.apply = function.backward  # type: ignore[attr-defined]
-
-
-def current_backward() -> int:
-    """The number of the backward that runs in this thread, -1 outside of one."""
-    return int(torch._C._current_graph_task_id())
-
-
-def running_autograd_node() -> Any:
-    """The autograd node that the engine evaluates right now in this thread, or None."""
-    return torch._C._current_autograd_node()
-
-
-def keeps_graph() -> bool:
-    """Whether the backward that runs now leaves the graph for another one (``retain_graph``)."""
-    return bool(_autograd._get_current_graph_task_keep_graph())
 
 
 def wanted_gradients() -> list[Any]:
