@@ -1,4 +1,4 @@
-"""Symbolic sizes as data: what an artefact says instead of ``2*s0``, and what it means of other symbols.
+"""Symbolic sizes as data: ``2*s0`` in an artefact, and its value for other symbols.
 
 An expression is a whole number, ``{"symbol": n}``, or ``{"call": "Add", "args": [...]}`` with a function of a short list.
 It is never text that something evaluates.

@@ -39,7 +39,7 @@ ARGUMENTS = Collected._fields
 
 
 class _RecordOperators(private_tracing.TorchDispatchMode):
-    """Adds to the graph what the engine computes by itself between two nodes, such as zeros for a gradient that nobody gave."""
+    """Adds the engine's own computations between two nodes to the graph, such as zeros for a gradient that nobody gave."""
 
     def __init__(self, builder: GraphBuilder) -> None:
         super().__init__()
@@ -142,7 +142,7 @@ class GraphBuilder:
         node = self._emit(target, *args)
         return [self._stand_in(self._item(node, index)) for index in range(count)]
 
-    # --- what the engine calls ---------------------------------------------------------------------------------------
+    # --- called by the engine ----------------------------------------------------------------------------------------
 
     def begin_capture(
         self,
@@ -198,13 +198,13 @@ class GraphBuilder:
     def apply_functional(
         self, name: str, gradients: Sequence[Any], args: Any, output_metadata: Sequence[Any]
     ) -> list[torch.Tensor]:
-        """Record a native node: its formula on the gradients and on what it saved."""
+        """Record a native node: its formula on the gradients and the saved values."""
         return self._call_list(NodeFunction.named(name), len(output_metadata), gradients, *args)
 
     def validate_outputs(
         self, _: Any, outputs: Sequence[Any], args: Any, output_metadata: Sequence[Any]
     ) -> list[torch.Tensor | None]:
-        """Record the check of a node's gradients, which brings them to shape, type and device of what they are gradients of."""
+        """Record the check of a node's gradients, which brings them to the shape, type and device of the differentiated values."""
         return self._arrivals(self._emit(OutputCheck(self.call_names.get(self.call, "")), outputs, *args), outputs)
 
     def _arrivals(self, node: fx.Node, outputs: Sequence[Any]) -> list[torch.Tensor | None]:

@@ -17,7 +17,7 @@ from dovetail.rules.gradients.engine_order import BackwardCall, eager_order, hoo
 
 
 class CapturedBackward:
-    """One form of autograd graph, as the engine handed it over: the formulas, hooks and functions of the user, and what they read.
+    """One form of autograd graph, as the engine handed it over: formulas, the user's hooks and functions, and values.
 
     It holds no size and no scalar: another batch size is the same captured backward. ``graphs`` has one graph for each order in
     which eager would have run the nodes (nearly always one), with and without ``create_graph``. A step's ``meta`` has the number of

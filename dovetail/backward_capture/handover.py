@@ -129,7 +129,7 @@ class Handover:
         return _collect, CapturedBackward(builder, self.call)
 
     def _let_engine_walk(self) -> tuple[Exception | None, Any]:
-        """Have the engine hand the autograd graph over: why it could not, and what it returned."""
+        """Have the engine hand the autograd graph over; returns its error, or None, and its result."""
         try:
             with gate.compiler(_make_builder):
                 _forget_foreign_captures()

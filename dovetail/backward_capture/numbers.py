@@ -30,7 +30,7 @@ _FUNCTIONS: dict[str, Callable[..., Any]] = {
     "or_": lambda left, right: left or right,
     "sym_not": operator.not_,
 }
-#: Questions whose answers decide what torch does next.
+#: Questions whose answers decide torch's next step.
 _LOOKS = frozenset(
     {*(f"guard_{kind}" for kind in ("int", "float", "bool", "size_oblivious", "or_false", "or_true")), "bool_", "int_"}
 )

@@ -19,7 +19,7 @@ from dovetail.backward_capture.segments import USER_CODE, Segment, Write
 
 @dataclass(frozen=True)
 class _Step:
-    """A segment and its function, with what is known of the values that it uses.
+    """A segment and its function, with the last uses of its values.
 
     ``dropped`` are carried values that this segment is the last to use. ``writes`` says of each write whether it is the last use of
     its gradient. The segment computes with the saved tensors ``saved``, with those in ``saved_later`` after code of the user's.

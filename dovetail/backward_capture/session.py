@@ -1,4 +1,4 @@
-"""The session of a block of compiled autograd: it keeps what was captured, and runs captured backwards."""
+"""The session of a block of compiled autograd: it keeps captured backwards, and runs them."""
 
 from __future__ import annotations
 
@@ -76,7 +76,7 @@ class BackwardSession:
     def run(
         self, call: BackwardCall, captured: CapturedBackward, collected: Collected, entered: Callable[[], None]
     ) -> list[Any]:
-        """Run a captured backward on what the engine has collected; returns the gradients that were asked for.
+        """Run a captured backward on the values that the engine has collected; returns the gradients that were asked for.
 
         Code of the user's is called from within the engine; ``entered`` is called there first.
         """

@@ -1,4 +1,4 @@
-"""What Dovetail keeps between processes: which code runs a captured graph, decomposed graphs, compiled kernels with the code that
+"""Entries kept between processes: which code runs a captured graph, decomposed graphs, compiled kernels with the code that
 calls them, what operators record in a capture, and which vector instructions the compiler and this CPU know.
 
 An entry is found by a digest of everything that decides about it, and read only if it is whole and comes from a place that

@@ -182,7 +182,7 @@ def _files(base: Path) -> Iterator[tuple[Path, os.stat_result]]:
 
 
 def ls() -> list[Entry]:
-    """All entries of this user's directory, the one that was used last first."""
+    """All entries of this user's directory, the last used first."""
     found = [
         Entry(path.parent.name, path.name, item.st_size, item.st_mtime)
         for path, item in _files(directory())

@@ -1,4 +1,4 @@
-"""What an entry that was made by programs depends on: Dovetail's own files, torch, Python and the system."""
+"""The versions that an entry depends on: Dovetail's own files, torch, Python and the system."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ import torch
 def software() -> tuple[str, ...] | None:
     """A digest of all of Dovetail's files, and the versions of what runs them; None where the files cannot be read.
 
-    Dovetail's version alone would take what an edited file has made for what it makes now.
+    Dovetail's version alone would not tell the entries of an edited file from those before the edit.
     """
     digest, count = hashlib.sha256(), 0
     try:

@@ -89,7 +89,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         errors = sys.modules.get("dovetail.errors")
         if not isinstance(error, OSError) and (errors is None or not isinstance(error, errors.DovetailError)):
             raise
-        # It says what is wrong, and nobody needs the frames of a command for that.
+        # The message names the mistake; the frames of a command add nothing.
         print(f"dovetail {options.command}: {error}", file=sys.stderr)
         return 2
     return status

@@ -1,4 +1,4 @@
-"""``dovetail cache``: what is kept between processes, and moving it to other machines."""
+"""``dovetail cache``: lists the entries kept between processes, and moves them to other machines."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(options: argparse.Namespace) -> int:
-    """Do what was asked for, and return the exit status."""
+    """Run the chosen action, and return the exit status."""
     print(_ACTIONS[options.action](options))
     return 0
 

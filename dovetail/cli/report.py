@@ -1,4 +1,4 @@
-"""``dovetail report``: runs a script, and writes what was compiled in it to one page."""
+"""``dovetail report``: runs a script, and writes a page about everything compiled in it."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def _missing(options: argparse.Namespace) -> str:
 
 
 def run(options: argparse.Namespace) -> int:
-    """Run the script as Python would; what it raises, and its exit status, are its own."""
+    """Run the script as Python would, with its own errors and exit status."""
     # After the arguments were read: a wrong one is told without waiting for torch.
     with without_numpy():
         from dovetail.reports.running import Watcher, cannot_write

@@ -18,12 +18,12 @@ from dovetail.trace.overrides import INPUTS
 from dovetail.trace.trace import Trace
 
 _MOST = 2_000
-#: By what is known of the real tensor; None: torch's way every time.
+#: By the facts of the real tensor; None: torch's way every time.
 _KNOWN: dict[Any, Output | None] = {}
 
 
 def known_input(record: Callable[..., Any], trace: Trace, real: torch.Tensor, name: str) -> Any:
-    """Make an input as the last time; where it is met for the first time, learn from what torch does."""
+    """Make an input as the last time; where it is met for the first time, learn from torch."""
     mode = trace.fake_mode
     if type(mode) is not FakeMode or trace.settings.shapes.has_symbols or not private.is_ordinary(real, mode):
         return None

@@ -25,7 +25,7 @@ _MOST, _MOST_KEPT = 20_000, 4_000
 
 @dataclass(frozen=True)
 class Output:
-    """One result: a fake tensor to be made again, and what the node says of it besides."""
+    """One result: a fake tensor to be made again, and further facts on the node."""
 
     pattern: private.Pattern
     tensor_meta: Any
@@ -33,7 +33,7 @@ class Output:
 
 @dataclass(frozen=True)
 class Known:
-    """What is recorded for an operator: this many of its arguments and these named ones (the others have their defaults), and
+    """The node of an operator: this many of its arguments and these named ones (the others have their defaults), and
     the results; ``several``: list or tuple, where it returns one.
     """
 
@@ -49,7 +49,7 @@ class Known:
 
 
 class Memory:
-    """What was learned in one state of the switches, by what is known of an operator's call; None: torch's way every time."""
+    """The results learned in one state of the switches, by the facts of an operator's call; None: torch's way every time."""
 
     def __init__(self, switches: Any) -> None:
         self.known: dict[Any, Known | None] = {}
@@ -61,7 +61,7 @@ class Memory:
             self._kept = dict(json.loads(cache.read("operators", self._entry) or b"{}"))
 
     def find(self, key: Any) -> Any:
-        """What is known, NotImplemented where nothing was learned; raises TypeError for what cannot be a key."""
+        """The known result, NotImplemented where nothing was learned; raises TypeError for arguments that cannot be a key."""
         found = self.known.get(key, NotImplemented)
         if found is NotImplemented and self._kept:
             kept = _decoded(self._kept.get(_text_of(key)))
@@ -77,7 +77,7 @@ class Memory:
         self._is_new = self._is_new or known is not None
 
     def keep(self) -> None:
-        """Write down what is new, where reading it gives the same."""
+        """Write down new results, where reading them gives the same."""
         if not self._is_new or not self._entry:
             return
         self._is_new = False
@@ -119,7 +119,7 @@ def _text_of(key: Any) -> str:
 
 
 def _decoded(data: Any) -> Known | None:
-    """What was written down; None for data that means nothing."""
+    """The result in data; None for data that means nothing."""
     try:
         count, names, outputs, several = data
         kind = {None: None, "list": list, "tuple": tuple}[several]

@@ -28,7 +28,7 @@ from dovetail.trace.repeats import draws_random_numbers
 from dovetail.trace.trace import Trace, open_trace
 
 _CONSTANTS = frozenset({int, bool, str, type(None), torch.dtype, torch.device, torch.layout, torch.memory_format})
-#: What the tracer notes on a node by itself, and the value, which is made again.
+#: The tracer's own notes on a node, and the value, which is made again.
 _NOTED = frozenset(
     {"val", "tensor_meta", "phase", "user_line", "in_backward", "checkpointed", "user_backward", "without_gradients"}
 )
@@ -41,7 +41,7 @@ class _UnknownError(Exception):
 
 @dataclass(frozen=True, eq=False)
 class Operator:
-    """What is known of an operator for good; a key by its identity (torch finds the hash of an operator in Python)."""
+    """Unchanging facts about an operator; a key by its identity (torch finds the hash of an operator in Python)."""
 
     operator: Any
     is_plain: bool
@@ -67,7 +67,7 @@ _OPERATORS: dict[int, Operator] = {}
 
 
 class _Call:
-    """One call of an operator: the key of what is known of it, and the arguments of its node."""
+    """One call of an operator: the key of its facts, and the arguments of its node."""
 
     def __init__(self, trace: Trace, about: Operator, args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
         self.trace = trace
@@ -108,7 +108,7 @@ class _Call:
 
 
 def known_operator(run: Run, operator: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
-    """Record an operator as the last time; where it is met for the first time, learn from what torch does."""
+    """Record an operator as the last time; where it is met for the first time, learn from torch."""
     trace = open_trace()
     if trace is None:
         return NotImplemented
@@ -167,7 +167,7 @@ def _node(call: _Call, target: Any, args: tuple[Any, ...], kwargs: dict[str, Any
     tracer = call.trace.tracer
     if call.about.is_random:
         return tracer.create_node("call_function", target, args, kwargs, name)
-    # What torch's tracers add besides is not learned, or is of an outer trace, of which there is none.
+    # Further notes of torch's tracers are not learned, or belong to an outer trace, which there is not.
     node = private.add_node(tracer.graph, target, args, kwargs, name)
     tracer.note(node)
     return node
@@ -185,7 +185,7 @@ def _note(call: _Call, node: torch.fx.Node, output: Output | None) -> Any:
 
 
 def _learn(call: _Call, result: Any, last: torch.fx.Node) -> Known | None:
-    """What torch has recorded after the node ``last``; None where it is not one operator on these arguments."""
+    """The nodes recorded by torch after the node ``last``; None where they are not one operator on these arguments."""
     several = None if isinstance(result, torch.Tensor) else type(result)
     if several not in (None, list, tuple):
         return None

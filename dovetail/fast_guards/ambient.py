@@ -78,7 +78,7 @@ def _checks() -> tuple[Callable[[], bool], Callable[[], bool]]:
 
 
 def same_answers(readers: Sequence[Callable[[], Any]]) -> Callable[[], bool]:
-    """Whether all readers say what they say now, as one expression: it is asked at every call."""
+    """Whether all readers give their present answers, as one expression: it is asked at every call."""
     names: dict[str, Any] = {}
     texts = []
     for place, read in enumerate(readers):

@@ -214,7 +214,7 @@ class NativeWriter:
     def _is_sure(self, source: Source, kind: type) -> bool:
         """Whether a value is of the type that it has now whenever its own guards hold, which are asked first."""
         if isinstance(source, AttributeSource) and source.attribute in ("__defaults__", "__closure__"):
-            # Without a guard on its type: what is read from None there is an error, and a miss.
+            # Without a guard on its type: to read from None is an error there, and a miss.
             return True
         if self._tree.class_of_table(source) is not None:
             return True

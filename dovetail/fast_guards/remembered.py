@@ -101,7 +101,7 @@ class Recorder:
                 self._table(node, node.source.pinned.value)
                 if node in self.values:
                     self.tables.add(node)
-        # Also below what is remembered, there may be a list of modules, where remembering starts anew.
+        # Below a remembered value there may be a list of modules, where remembering starts anew.
         for child in node.children.values():
             self.walk(child, callee, args, kwargs)
 
@@ -293,7 +293,7 @@ class Remembering:
 
     def _record(self, callee: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
         recorder = Recorder(self._changing, self._tree)
-        # Another thread may be changing what is read here, or the sources go deeper than Python's stack.
+        # Another thread may be changing these values, or the sources go deeper than Python's stack.
         with contextlib.suppress(*FETCH_ERRORS):
             for root in self._tree.roots.values():
                 recorder.walk(root, callee, args, kwargs)

@@ -62,7 +62,7 @@ class OtherTypes:
         return found
 
     def _runs_otherwise(self, nodes: Iterable[torch.fx.Node]) -> bool:
-        # What a custom backward computes of saved tensors alone needs no tangent, and may lie in the forward graph.
+        # A custom backward may compute from saved tensors alone, without a tangent: in the forward graph.
         joint = self._lowering.completed().joint
         early = [node for node in joint.graph.nodes if node.meta.get("phase") == "backward"]
         called = {node.name: node for node in (*nodes, *early) if node.op == "call_function"}

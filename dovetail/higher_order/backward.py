@@ -164,7 +164,7 @@ class DifferentiableBackward:
         """See the protocol."""
         leaves = self._leaves
         if private_autograd.has_saved_tensor_hooks():
-            # They have to get the same tensors when the call is made again; and what they hand back is no leaf.
+            # They have to get the same tensors when the call is made again, and they hand back no leaf.
             return KeptInputs(primals, Leaves(self.needed, primals))
         if leaves is None or not leaves.hold(primals):
             # Not under a lock: whichever is kept is checked before it is used.
@@ -172,7 +172,7 @@ class DifferentiableBackward:
         return KeptInputs(primals, leaves)
 
     def settle(self, kept: KeptInputs, primals: Sequence[torch.Tensor], saved: Sequence[Any]) -> None:
-        """Rely on what the graph has saved, from the next call on, or no longer."""
+        """Rely on the graph's saved values, from the next call on, or no longer."""
         if not kept.by.is_settled:
             self._leaves = Leaves(self.needed, primals, saved)
         elif kept.held and not kept.by.are_saved(primals, saved):

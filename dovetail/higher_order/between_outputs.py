@@ -1,4 +1,4 @@
-"""Gradients of outputs with respect to what they were computed from and leaves the program too: features, an input's new value.
+"""Gradients of outputs with respect to other results of the same call: features, an input's new value.
 
 For autograd a graph is one node, so that no gradient arrives there. Where somebody asks for one, the program's calls run twice
 again in eager: first as they are, then with the asked tensors held, as variables of their own.
@@ -145,7 +145,7 @@ def _is_saved(source: tuple[Any, ...], saved: Sequence[Any]) -> bool:
 
 
 def _write_again(source: tuple[Any, ...] | None, value: torch.Tensor, replayed: Sequence[torch.Tensor]) -> None:
-    """Do to a result's ``replayed`` twins what the program has done to the result past autograd since the call, if anything.
+    """Repeat the program's writes to a result past autograd since the call on the result's ``replayed`` twins.
 
     Nobody counts a write through ``.data``; a formula that has saved the tensor reads the new number. One that has saved its own
     result keeps that where the tensor is given other memory.
@@ -160,7 +160,7 @@ def _write_again(source: tuple[Any, ...] | None, value: torch.Tensor, replayed: 
 
 
 def _holds(result: Any, value: torch.Tensor) -> bool:
-    """Whether a result has the value of its replay, or another shape. What a backend has rounded otherwise counts as written: the
+    """Whether a result has the value of its replay, or another shape. A value rounded otherwise by a backend counts as written: the
     program's formulas would have read it.
     """
     return result.shape != value.shape or bool(((result == value) | (result.isnan() & value.isnan())).all())

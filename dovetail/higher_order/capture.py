@@ -144,7 +144,7 @@ class _Capturing:
             except Exception as error:
                 if in_eager is None or isinstance(error, CaptureError):
                     raise
-                # What torch's tracer or a backend cannot do, eager may.
+                # Eager may succeed where torch's tracer or a backend fails.
                 reason = f"{type(error).__name__}: {error}"
                 settings.events.note("the next order runs eagerly", reason=reason)
                 warn_user(
@@ -192,7 +192,7 @@ class _Capturing:
         settings, parts, find = lowering.settings, lowering.parts, None
         taken = None if lowering.backward is None else lowering.backward.graph_of(request.defined)
         if parts is not None and taken is not None:
-            # What is saved for other outputs may be freed by then. What this backward reads has seen the program's writes.
+            # Values saved for other outputs may be freed by then; those that this backward reads have seen the program's writes.
             read = [item if place in taken[1] else None for place, item in enumerate(parts.saved)]
             before = EarlierOrder(self._joint, tuple(read), tuple(request.primals))
 

@@ -70,7 +70,7 @@ class Leaves:
         self.of = _getter(self.noted)
         #: The places of the held leaves among the values that the graph saves.
         self.places = tuple(places[id(primals[index])] for index in self.held)
-        #: Whether it is known what the graph saves.
+        #: Whether the values that the graph saves are known.
         self.is_settled = saved is not None
 
     def hold(self, primals: Sequence[torch.Tensor]) -> bool:
@@ -116,7 +116,7 @@ class KeptInputs:
         self.states = private_state.random_states(needed.cuda_devices) if needed.draws else None
 
     def note_held(self, primals: Sequence[torch.Tensor]) -> None:
-        """Rely no longer on what the graph has saved. None of the leaves has been written to so far."""
+        """Rely no longer on the graph's saved values. None of the leaves has been written to so far."""
         self.leaves += self.held
         self.versions += [primals[index]._version for index in self.held]
         self.held = ()

@@ -72,13 +72,13 @@ def find_reused(earlier: EarlierOrder, joint: JointGraph) -> dict[torch.fx.Node,
 
 
 def _computes_again(node: torch.fx.Node) -> bool:
-    """Whether a formula computes a value of its own, which does not see what the program has written to an equal one."""
+    """Whether a formula computes a value of its own, which does not see the program's writes to an equal one."""
     returns = getattr(node.target, "_schema", None) and node.target._schema.returns  # type: ignore[union-attr]
     return node.meta.get("phase") == "backward" and not any(item.alias_info for item in returns or ())
 
 
 def _numbered(joint: JointGraph) -> tuple[dict[Hashable, torch.fx.Node], dict[torch.fx.Node, int]]:
-    """The nodes of a graph by what they compute, and a number for each: the same for nodes that compute the same."""
+    """The nodes of a graph by their computation, and a number for each: equal computations have equal numbers."""
     placeholders = joint.graph.find_nodes(op="placeholder")
     numbers = {node: index for index, node in enumerate(placeholders[: joint.num_primals])}
     known: dict[Hashable, torch.fx.Node] = {}
@@ -91,12 +91,12 @@ def _numbered(joint: JointGraph) -> tuple[dict[Hashable, torch.fx.Node], dict[to
 
 
 def _key(node: torch.fx.Node, numbers: Mapping[torch.fx.Node, int]) -> Hashable | None:
-    """What a node computes, of what; None for one that is not compared."""
+    """The operator and the inputs of a node; None for a node that is not compared."""
     target = node.target
     if node.op != "call_function" or node.meta.get(IN_BACKWARD) or node.meta.get(BY_USER_BACKWARD):
         return None
     if isinstance(target, private_operators.OpOverload):
-        # What draws random numbers stays: what is drawn after it would be other numbers.
+        # Random operators stay: without them, later ones would draw other numbers.
         if target._schema.is_mutable or torch.Tag.nondeterministic_seeded in target.tags:
             return None
     elif target not in _PLAIN_TARGETS:

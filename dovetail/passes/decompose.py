@@ -25,7 +25,7 @@ from dovetail.torch_private import tracing as private_tracing
 #: Entries of ``meta`` that are facts about one value, not about where it comes from.
 ABOUT_THE_VALUE = frozenset({"val", "tensor_meta", "desc", "example_value", "unbacked_bindings"})
 
-# What these give depends on the strides of what they are given, or they refuse other ones.
+# Their results depend on the strides of their arguments, or they refuse other strides.
 _READ_STRIDES = frozenset({torch.ops.aten.view.default, torch.ops.aten.view.dtype, torch.ops.aten.as_strided.default})
 
 #: A mark in the ``meta`` of an input that operators of the gradients read; a decomposition may not read it.
@@ -87,7 +87,7 @@ class _Decomposer(torch.fx.Interpreter):
         return self._repeats.run(target, args, kwargs)
 
     def run_node(self, n: torch.fx.Node) -> Any:
-        """Run one node; what it records belongs to it."""
+        """Run one node; all nodes that it records belong to it."""
         self.tracer.origin = n
         if n.op == "placeholder":
             return self._tracked(n, n.meta.get("val"), "placeholder")

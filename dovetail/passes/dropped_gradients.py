@@ -37,7 +37,7 @@ def leave_out_dropped(lowering: Lowering, unit: BackendGraph) -> BackendGraph:
 
 
 def droppable(joint: JointGraph) -> tuple[tuple[int, int], ...]:
-    """Pairs of inputs, a tensor and its gradient, of which the gradient is of no use to the graph or to its results."""
+    """Pairs of inputs, a tensor and its gradient, where neither the graph nor its results need the gradient."""
     found = joint.capture.gradients_dropped_first
     if not found or joint.order != 1:
         return ()

@@ -132,7 +132,7 @@ def fill_values(joint: JointGraph) -> None:
 
 @contextlib.contextmanager
 def _without_bookkeeping(joint: JointGraph) -> Iterator[None]:
-    """Nobody asks later which node made a size from data; torch logs what it then raises here."""
+    """Nobody asks later which node made a size from data; torch logs its error here before it raises it."""
     level = logging.root.manager.disable
     logging.disable(logging.ERROR)
     try:

@@ -79,7 +79,7 @@ _AS_IT_IS = dataclasses.replace(ATEN, numerics="tolerance")
 
 @instead_of_steps
 def put_off_kernels(lowering: Lowering) -> CompiledGraph | None:
-    """Run the operators as they are first, where the call itself ends what was assumed.
+    """Run the operators as they are first, where the call itself ends an assumption.
 
     Not with symbolic sizes: the backend may assume more about these, and that must be known before the guards are installed.
     """

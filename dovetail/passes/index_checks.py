@@ -80,7 +80,7 @@ def ask_indices(lowering: Lowering) -> Callable[[Sequence[torch.Tensor]], bool] 
 
 
 def _asked_of(node: torch.fx.Node) -> Iterator[tuple[Any, int, int, int | None]]:
-    """The indices that an operator takes, and what they may be."""
+    """The indices that an operator takes, with their bounds."""
     operator, args = getattr(node.target, "overloadpacket", None), (*node.args, None, None)
     if operator in _ALONG:
         yield from _range(args[0], args[1], args[2])

@@ -212,7 +212,7 @@ class _TakingOff:
         for place, argument in enumerate(kernel._schema.arguments):
             if argument.name in _ONLY_READ or argument.alias_info is None or not argument.alias_info.is_write:
                 continue
-            # What the kernel writes must be an input whose new value is an output: all else could be read by somebody.
+            # The kernel may write only inputs whose new value is an output: anything else could be read by somebody.
             operands = node.args[place] if place < len(node.args) else ()
             if len(operands) != len(written_lists.get(place, {})):
                 raise _StaysError
@@ -275,7 +275,7 @@ class _TakingOff:
         return self.reads[kind, index]
 
     def _check_unseen(self) -> None:
-        """No output may lie in memory that the updates write to, and the graph may not write to what they read of its inputs."""
+        """No output may lie in memory that the updates write to, and the graph may not write to inputs that they read."""
         memory = Memory(self.graph)
         nodes = list(self.inputs)
         written = {memory.group(nodes[index]) for index in self.written.values()}

@@ -31,7 +31,7 @@ _OUT_OF_MEMORY = (MemoryError, torch.OutOfMemoryError)
 
 @before_backend
 def finish_by_operators(lowering: Lowering, unit: BackendGraph) -> BackendGraph:
-    """Registered behind the other passes, so that what they do after the graph is outside of the run that is repeated."""
+    """Registered behind the other passes, so that their work after the graph is outside of the repeated run."""
     if not may_run_again(unit) or lowering.backend.name == ATEN.name:
         return unit
     # Backends may change the graph that they are given.
@@ -51,7 +51,7 @@ def draws_numbers(graph: torch.fx.GraphModule) -> bool:
 
 
 def has_random_result(node: torch.fx.Node) -> bool:
-    """Whether what a node computes depends on a random generator: attention without dropout does not."""
+    """Whether the result of a node depends on a random generator: attention without dropout does not."""
     if not draws_random_numbers(node.target):
         return False
     target: Any = node.target
@@ -66,7 +66,7 @@ def has_random_result(node: torch.fx.Node) -> bool:
 def finishing(
     lowering: Lowering, unit: BackendGraph, make_graph: Callable[[], torch.fx.GraphModule], draws: bool
 ) -> Wrapper:
-    """What is put around the callable of a graph that may run again; ``make_graph()`` is called where one fails."""
+    """The wrapper around the callable of a graph that may run again; ``make_graph()`` is called after a failure."""
     events, name = lowering.settings.events, lowering.backend.name
 
     def instead() -> FlatCallable:
@@ -100,7 +100,7 @@ class _Finished:
     _lock: threading.Lock = dataclasses.field(default_factory=threading.Lock)
 
     def __call__(self, inputs: list[Any]) -> list[Any]:
-        # What a backward has saved is to be freed while it runs; its first run is the one that finds most faults.
+        # A backward frees its saved values while it runs; its first run finds most faults.
         given = inputs if self._frees_inputs and self._has_run else list(inputs)
         count, states = len(given), None
         if self._draws:

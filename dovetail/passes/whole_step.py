@@ -39,7 +39,7 @@ def plan_whole_step(lowering: Lowering) -> Lowering:
 
 
 def compute_again_in_backward(graph: torch.fx.Graph) -> list[torch.fx.Node]:
-    """Compute again in each backward what is cheap to compute and large to keep; the new nodes are returned."""
+    """Compute cheap large values again in each backward; returns the new nodes."""
     if any(writes_in_place(node) for node in graph.nodes):
         # Computed after the write, a value may be another one.
         return []
@@ -52,7 +52,7 @@ def compute_again_in_backward(graph: torch.fx.Graph) -> list[torch.fx.Node]:
 
 
 def keep_memory_between_steps(graph: torch.fx.Graph) -> int:
-    """Have the C library keep what a step on the CPU frees for the next one; tells how many bytes, 0 where it is no whole step.
+    """Have the C library keep the memory that a step on the CPU frees; returns the bytes, 0 where it is no whole step.
 
     glibc hands freed memory at the heap's end back to the system once it is more than twice the largest block that was ever freed,
     and each page of it costs a fault when it is asked for again. A compiled step holds everything at once and frees everything at
@@ -86,7 +86,7 @@ def _of_one_backward(graph: torch.fx.Graph, number: int) -> list[torch.fx.Node]:
             if argument in before:
                 readers.setdefault(argument, []).append(node)
     stored = {node for node in before if node.op == "placeholder" or _is_stored(node, before, inside)}
-    # What is stored needs no second kernel that stores it; a cut behind it would ask for one.
+    # A stored value needs no second kernel that stores it; a cut behind it would ask for one.
     kept = {*minimum_cut(readers, lambda node: _cost(node, stored, before)), *stored}
     order = {node: position for position, node in enumerate(before)}
     copies: dict[torch.fx.Node, torch.fx.Node] = {}
@@ -139,7 +139,7 @@ def _readers_through_views(node: torch.fx.Node) -> Iterator[torch.fx.Node]:
 
 
 def _chain(value: torch.fx.Node, kept: Nodes) -> list[torch.fx.Node]:
-    """What has to run again for a value."""
+    """The nodes that have to run again for a value."""
     found: dict[torch.fx.Node, None] = {}
     stack = [value]
     while stack:

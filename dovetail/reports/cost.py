@@ -233,7 +233,7 @@ def _bytes(value: Any) -> int:
 
 @dataclass
 class Memory:
-    """What is alive after each operator of forward and backward, in bytes; values are freed after their last reader.
+    """The bytes alive after each operator of forward and backward; values are freed after their last reader.
 
     ``alive`` is all of it, ``saved`` what the forward keeps for the backward beside inputs and parameters, which are ``inputs``.
     ``nodes`` are the operators, the first ``forward`` of them those of the forward.
@@ -272,7 +272,7 @@ def _awaits(node: torch.fx.Node) -> bool:
 
 
 def _read_until(node: torch.fx.Node) -> Iterable[torch.fx.Node]:
-    """What an exchange that is awaited here has read meanwhile: all but a sum, which is made in a copy."""
+    """The values that an exchange awaited here reads meanwhile; a sum reads a copy."""
     if not _awaits(node):
         return ()
     begun = node.all_input_nodes[0]
@@ -287,7 +287,7 @@ def _memories(nodes: Iterable[torch.fx.Node]) -> dict[int, int]:
 
 def _follow(graph: torch.fx.Graph, inputs: dict[int, int], saved: Set[int], found: Memory) -> None:
     nodes: Sequence[torch.fx.Node] = list(graph.nodes)
-    # What an exchange brings lies where it does when the exchange begins.
+    # The result of an exchange has its memory from the beginning.
     awaited: dict[Any, Any] = {memory_of(node): memory_of(node.all_input_nodes[0]) for node in filter(_awaits, nodes)}
     last: dict[int, int] = {}
     for index, node in enumerate(nodes):

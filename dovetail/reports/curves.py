@@ -1,4 +1,4 @@
-"""Loss curves of training runs as one HTML page that needs no other file: ``curves.html.j2`` draws what is computed here."""
+"""Loss curves of training runs as one HTML page that needs no other file, drawn by ``curves.html.j2``."""
 
 from __future__ import annotations
 

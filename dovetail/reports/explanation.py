@@ -107,7 +107,7 @@ class Explainer:
 def explain(compiled: Any) -> Explainer:
     """``dovetail.explain(compiled)(*args)``: for each entry, whether its guards hold and if not, which failed and why.
 
-    Before the first call it captures the call, and says what the graph would be, or where it would break. Nothing is run and
+    Before the first call it captures the call, and describes the graph, or the place where it would break. Nothing is run and
     nothing compiled, and the compiled function stays as it is. Printed without a call, it shows entries and events so far.
     """
     if capturing.active:

@@ -1,4 +1,4 @@
-"""A compiled graph as data for a report: its operators by source line, the user's source around them, and what is saved."""
+"""A compiled graph as data for a report: its operators by source line, the user's source around them, and the saved values."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ def place_as_data(place: UserLocation | None) -> dict[str, Any] | None:
 
 
 def describe_graphs(entry: Entry, room: Room) -> dict[str, Any]:
-    """Forward and backward as rows, the source that they come from, the memory that they take, and what was measured."""
+    """Forward and backward as rows, with their source lines, their memory, and the measured times."""
     compiled: CompiledGraph = entry.compiled
     joint, parts = compiled.joint, compiled.partitioned
     found: dict[str, Any] = {"summary": summarise(joint), "passes": [str(record) for record in joint.provenance]}

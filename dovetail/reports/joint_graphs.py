@@ -52,7 +52,7 @@ def name_of_function(function: Any) -> str:
 
 
 def summarise(joint: JointGraph) -> str:
-    """One line: what the graph computes, how large it is, and who made it."""
+    """One line: the captured function, the size of its graph, and the stage that made it."""
     name = name_of_function(getattr(joint.capture, "function", None))
     order = "" if joint.order == 1 else f", derivative {joint.order}"
     sizes = f"{len(joint.nodes_of('forward'))} forward and {len(joint.nodes_of('backward'))} backward operators"

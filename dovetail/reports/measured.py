@@ -1,4 +1,4 @@
-"""Measured time of a compiled graph: its operators one by one, the call as it was compiled, and what the machine can do.
+"""Measured time of a compiled graph: its operators one by one, the call as it was compiled, and the machine's peak.
 
 The values are made up, at the sizes of the capture: the program's own tensors are neither read nor written.
 """
@@ -55,7 +55,7 @@ class Measured:
 
 
 def measure(entry: Entry) -> Measured:
-    """Measure what an entry has compiled; takes a few seconds at most, unless one call takes longer."""
+    """Measure the graphs of an entry; takes a few seconds at most, unless one call takes longer."""
     joint, run = entry.compiled.joint, entry.run
     if private_state.dispatch_mode_count():
         return Measured(problem="another dispatch mode is active")

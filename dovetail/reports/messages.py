@@ -1,4 +1,4 @@
-"""The sentences of warnings and errors, and what a traceback shows.
+"""The sentences of warnings and errors, and the frames that a traceback shows.
 
 A message names the user's own line first, then the line of a library that it was about. Frames of Dovetail's own are left out of
 tracebacks unless ``DOVETAIL_INTERNALS=1`` is in the environment.

@@ -23,7 +23,7 @@ from dovetail.options import Options
 from dovetail.reports.graphs_as_data import Room, describe_graphs, place_as_data
 from dovetail.runtime.entry import Entry
 
-#: How much of each kind a function's part of a report holds; what is more is counted and left out.
+#: How much of each kind a function's part of a report holds; the rest is counted and left out.
 MOST_ENTRIES, MOST_GUARDS, MOST_SPANS, MOST_ROWS, MOST_TEXT = 400, 2_000, 400, 300, 2_000
 _NO_DECISIONS = ("graph break", "recompile")
 
@@ -38,7 +38,7 @@ class PartRecord:
 
 
 class FunctionRecord:
-    """One compiled function. :meth:`look` takes in what is new; :meth:`as_data` is what the report shows."""
+    """One compiled function. :meth:`look` takes in new entries; :meth:`as_data` gives the content of the report."""
 
     def __init__(self, name: str, place: UserLocation | None, options: Options, log: EventLog, seconds: float) -> None:
         self.name = name
@@ -120,7 +120,7 @@ class FunctionRecord:
 
 
 def short(value: object, most: int = MOST_TEXT) -> str:
-    """A value as a text of bounded length; what the program's own objects raise is not passed on."""
+    """A value as a text of bounded length; errors of the program's own objects are not passed on."""
     try:
         text = str(value)
     except Exception as error:  # noqa: BLE001  (a __str__ of the user's)

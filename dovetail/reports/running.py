@@ -32,7 +32,7 @@ _SHARE = 50
 
 
 class Watcher:
-    """Notes what is compiled in this process, and writes it to ``targets()``; ``measure``: times it too, before it runs first."""
+    """Notes all compilations of this process, and writes them to ``targets()``; ``measure``: times each before its first run."""
 
     def __init__(self, targets: Callable[[], list[Path]], measure: bool = False) -> None:
         self._targets = targets
@@ -44,7 +44,7 @@ class Watcher:
             os.register_at_fork(after_in_child=self._begin)
 
     def _begin(self) -> None:
-        """Also in a forked process: what the parent has compiled is in the parent's report."""
+        """Also in a forked process: the parent's compilations are in the parent's report."""
         self._records: dict[EventLog, FunctionRecord] = {}
         self._left_out = 0
         self._lock = threading.RLock()
@@ -64,7 +64,7 @@ class Watcher:
         self._error = error
 
     def around(self, dispatcher: Dispatcher, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Run | None:
-        """Compile the call as without a report, then note what has come of it."""
+        """Compile the call as without a report, then note the result."""
         if not self._is_on:
             return None
         # Those after this one, from rules that were loaded later, decide first.

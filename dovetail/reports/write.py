@@ -1,4 +1,4 @@
-"""``dovetail.report``: what was compiled, as one page or as JSON."""
+"""``dovetail.report``: everything compiled, as one page or as JSON."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ MEASURING = 60.0
 
 
 def report(compiled: Any, path: str | os.PathLike[str], *, measure: bool = False) -> Path:
-    """Write what Dovetail has made of a compiled function or module, or of several in a list, and why, to a file.
+    """Write a report on a compiled function or module, or on several in a list, to a file.
 
     A path that ends with ``.trace.json`` gets the stages as a trace that Perfetto opens, one that ends with ``.json`` the report as
     JSON, any other one a page that needs no other file and no network. Returns

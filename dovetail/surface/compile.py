@@ -59,7 +59,7 @@ class CompileOptions(TypedDict, total=False):
 
 
 class Compiled(Protocol[Parameters, ResultOf]):
-    """A compiled function: called like the original, with what was compiled to look at."""
+    """A compiled function: called like the original; its entries, events and cost can be looked at."""
 
     original: Callable[..., Any]
     options: Options
@@ -84,7 +84,7 @@ class Compiled(Protocol[Parameters, ResultOf]):
 
 
 class _AnyArguments(Protocol[ResultOf]):
-    """A function of which no arguments are known: it would be a method too."""
+    """A function with unknown arguments: it would be a method too."""
 
     def __call__(self, no_parameter_has_this_name: Any, *args: Any, **kwargs: Any) -> ResultOf: ...
 

@@ -1,4 +1,4 @@
-"""``compile(model, regional=True)``: the repeated blocks of a model are compiled, each for itself, and share what was compiled."""
+"""``compile(model, regional=True)``: the repeated blocks of a model are compiled, each for itself, and share graphs and kernels."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""``dovetail.reset``: all compiled functions forget what they have compiled. ``torch.compiler.reset`` does the same."""
+"""``dovetail.reset``: all compiled functions forget their entries. ``torch.compiler.reset`` does the same."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ from dovetail.torch_private import dynamo as private_dynamo
 
 
 def reset() -> None:
-    """Make all compiled functions of the process forget their entries, and what they have learned of sizes and breaks.
+    """Make all compiled functions of the process forget their entries, and all they have learned of sizes and breaks.
 
-    Their events are kept. What is on disk is kept too.
+    Their events are kept, and so is the cache on disk.
 
     >>> import torch, dovetail
     >>> double = dovetail.compile(lambda x: x * 2, backend="aten")

@@ -1,6 +1,4 @@
-"""Settings of torch.compile that people change, and what they ask of it for single functions: what that means here, or that it
-means nothing.
-"""
+"""The meaning here of torch.compile's settings and of its marks on functions, or that they have none."""
 
 from __future__ import annotations
 
@@ -66,7 +64,7 @@ _told: set[str] = set()
 
 
 def say_in_vain(wish: str) -> None:
-    """A line in the log of Dovetail, once in a process: what somebody asks of torch.compile has no effect here, and why."""
+    """Log once in a process that a wish to torch.compile has no effect here, and why."""
     if wish not in _told:
         _told.add(wish)
         why = f": {_IN_VAIN[wish]}" if wish in _IN_VAIN else ""

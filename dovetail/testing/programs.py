@@ -237,7 +237,7 @@ def _through(compile: Compile) -> Any:
 
 
 def _raised(run: Callable[[], Any]) -> str:
-    """The type of what is raised; an error of Dovetail's own is no error of the user's."""
+    """The type of the exception; an error of Dovetail's own is no error of the user's."""
     try:
         run()
     except DovetailError:

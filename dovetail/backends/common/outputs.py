@@ -100,7 +100,7 @@ class _Repairs:
 
 
 def guard_outputs(compiled: CompiledCallable, promised_strides: Sequence[Strides | None] = ()) -> CompiledCallable:
-    """Wrap ``compiled`` so that it runs below autograd and its outputs share version counters with what they alias.
+    """Wrap ``compiled`` so that it runs below autograd and its outputs share version counters with the tensors that they alias.
 
     The first call finds which outputs alias something, and which have other strides than ``promised_strides`` (None accepts
     any); later calls run the same code, so the finding holds for them. Each call looks up anew *which* candidate an output

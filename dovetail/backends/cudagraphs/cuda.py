@@ -111,7 +111,7 @@ class CudaRecorder:
         with torch.cuda.device(state.stream.device):
             stream = torch.cuda.current_stream()
             if state.last_stream is not None and state.last_stream != stream:
-                # Wait for the whole stream: copies out of a recording, and reads of what it keeps, come after its replay.
+                # Wait for the whole stream: copies out of a recording, and reads of its kept values, come after its replay.
                 stream.wait_stream(state.last_stream)
             state.last_stream = stream
             yield

@@ -1,4 +1,4 @@
-"""Outputs of a recording, handed out so that the next replay cannot change what the caller keeps.
+"""Outputs of a recording, handed out so that the next replay cannot change the caller's tensors.
 
 Tensors that the user gets are copied out of the recording's memory. Tensors that only the runtime sees (saved for the
 backward) are handed out in place, and the recording is not replayed until the last reference to them is gone.

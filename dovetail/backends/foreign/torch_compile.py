@@ -30,7 +30,7 @@ _OPTION_NAMES = ("inner", "fullgraph", "passes", "memory_budget", "numerics", "b
 
 @dataclass(frozen=True, eq=False)
 class TorchBackend:
-    """A backend for ``torch.compile``; made by :func:`torch_backend`. ``events`` says what it did."""
+    """A backend for ``torch.compile``; made by :func:`torch_backend`. ``events`` is its log."""
 
     options: Options
     inner: Backend

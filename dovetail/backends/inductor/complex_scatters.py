@@ -52,7 +52,7 @@ def _matrix() -> torch.Tensor:
     until="2.14",
 )
 def scatter_complex_as_real(job: Job) -> None:
-    """Write parts of complex tensors as parts of their real form, of which Inductor knows the memory."""
+    """Write parts of complex tensors as parts of their real form, whose memory Inductor knows."""
     graph = job.graph.graph
     for node in list(graph.nodes):
         value: Any = node.meta.get("val")

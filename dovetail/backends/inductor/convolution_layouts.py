@@ -60,7 +60,7 @@ def reads_elements(user: torch.fx.Node) -> bool:
     return user.target in _BY_ELEMENTS or not _TAGS.isdisjoint(getattr(user.target, "tags", ()))
 
 
-#: Their results are views, or not, by the strides of what they read: other code than Inductor's may run the backward.
+#: Their results are views, or not, by the strides of their arguments: other code than Inductor's may run the backward.
 _BY_STRIDES = {torch.ops.aten.view.default, torch.ops.aten.reshape.default, torch.ops.aten._unsafe_view.default}
 
 

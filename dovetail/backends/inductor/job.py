@@ -50,7 +50,7 @@ def resolved(value: torch.Tensor) -> torch.Tensor:
 
 
 def resolving(call: CompiledCallable, marked: Sequence[int]) -> CompiledCallable:
-    """``call`` for inputs of which those at the places ``marked`` may have a mark."""
+    """``call``, with the marks of the inputs at the places ``marked`` resolved before."""
 
     def run(inputs: list[Any]) -> list[Any]:
         for index in marked:

@@ -28,7 +28,7 @@ from dovetail.torch_private.inductor_kernels import cpu_features
 
 _NAMESPACES = ("aten", "prims", "_inductor_test")
 _PLAIN = (bool, int, float, str, type(None))
-#: What a torch operator may be given besides numbers and texts; each is written as torch writes it.
+#: Arguments of torch operators besides numbers and texts; each is written as torch writes it.
 _NAMED = (torch.dtype, torch.layout, torch.memory_format, torch.device)
 #: Marks in the ``meta`` of nodes by which Inductor compiles differently.
 _READ_BY_INDUCTOR = (

@@ -212,7 +212,7 @@ def _written_example() -> Example:
 
 @quirk(WORKAROUNDS, example=_written_example, since="2.13")
 def write_to_clones(job: Job) -> None:
-    """Custom operators write to clones of what the graph still knows (see ``written_arguments_are_clones``)."""
+    """Custom operators write to clones of values that the graph still reads (see ``written_arguments_are_clones``)."""
     if job.graph.graph.find_nodes(op="call_function", target=torch.ops.higher_order.auto_functionalized_v2):
         job.during.append(private_inductor.written_arguments_are_clones)
 
