@@ -105,7 +105,7 @@ def _make_settings(options: Mapping[str, Any]) -> dict[str, Any]:
 def _key(job: Job) -> str:
     """The facts that decide about the code and are not in Inductor's own key: the workarounds, and the values of all nodes.
 
-    Inductor's key has the text of the graph and the values of its inputs. Results of fake kernels of custom operators are in neither.
+    Inductor's key has the text of the graph and the values of its inputs. Results of custom operators' fake kernels are in neither.
     """
     digest = hashlib.sha256()
     for node in job.graph.graph.nodes:
