@@ -10,7 +10,6 @@ from __future__ import annotations
 import argparse
 import contextlib
 import json
-import math
 import multiprocessing
 import os
 import platform
@@ -319,7 +318,8 @@ def write_results(
     about = {
         "settings": {name: value for name, value in asdict(settings[0]).items() if name != "engine"},
         "machine": machine(),
-        "runs": [_finite(result) for result in results],
+        # JSON has no infinities and no NaN.
+        "runs": json.loads(json.dumps(results), parse_constant=lambda _: None),
         "remarks": list(remarks),
     }
     results_path, trace_path = output / "results.json", output / "trace.json"
@@ -350,15 +350,6 @@ def _heading(settings: Settings) -> str:
         f"Dovetail demo: GPT, {settings.layers} layers, width {settings.width}, {settings.heads} heads, "
         f"block {settings.block}, batch {settings.batch}, {settings.steps} steps, {settings.threads} threads"
     )
-
-
-def _finite(value: Any) -> Any:
-    """Replace infinities and NaN, which JSON does not have, by null."""
-    if isinstance(value, float) and not math.isfinite(value):
-        return None
-    if isinstance(value, dict):
-        return {key: _finite(entry) for key, entry in value.items()}
-    return [_finite(entry) for entry in value] if isinstance(value, list) else value
 
 
 def _positive(text: str) -> int:

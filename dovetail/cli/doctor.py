@@ -23,7 +23,7 @@ import torch
 import dovetail
 from dovetail.backends import default_backend
 from dovetail.cli.check_backend import names
-from dovetail.testing.probe import PROBE_SECONDS, Probe, probe_backends
+from dovetail.testing.suite import PROBE_SECONDS, Probe, probe_backends
 from dovetail.torch_private import compilers as private_compilers
 
 _COMPILER_SECONDS = 30.0

@@ -46,16 +46,11 @@ def is_replayed_by_operators(joint: JointGraph) -> bool:
             or draws_random_numbers(node.target)
         ):
             return False
-        if node.op in ("get_attr", "call_module") or not _has_formulas(node):
+        # Of a call that is kept whole, and of a custom operator, autograd has no formulas of torch's.
+        is_torchs = node.target in _PLAIN or getattr(node.target, "namespace", "") in ("aten", "prims")
+        if node.op in ("get_attr", "call_module") or (node.op == "call_function" and not is_torchs):
             return False
     return True
-
-
-def _has_formulas(node: torch.fx.Node) -> bool:
-    """Whether autograd has torch's formulas of a node: a call that is kept whole, and a custom operator, say nothing of theirs."""
-    if node.op != "call_function" or node.target in _PLAIN:
-        return True
-    return getattr(node.target, "namespace", "") in ("aten", "prims")
 
 
 def gradients_by_operators(

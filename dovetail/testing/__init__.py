@@ -18,9 +18,8 @@ from dovetail.backends import Backend, lookup_backend
 from dovetail.backends.debug.subgraphs import Subgraph
 from dovetail.backends.protocol import Kind
 from dovetail.testing.cases import CaseResult
-from dovetail.testing.probe import Probe, probe_backends
 from dovetail.testing.report import Report
-from dovetail.testing.suite import CASE_SECONDS, cases_for, run_cases
+from dovetail.testing.suite import CASE_SECONDS, Probe, cases_for, probe_backends, run_cases
 from dovetail.torch_private import tracing as private_tracing
 
 __all__ = ["CaseResult", "Probe", "Report", "check_backend", "compare_graph", "probe_backends"]

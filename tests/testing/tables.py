@@ -15,9 +15,8 @@ from dovetail.backends import lookup_backend
 from dovetail.backends.cudagraphs import simulated_recorder
 from dovetail.testing import check_backend
 from dovetail.testing.cases import GROUPS, CaseResult
-from dovetail.testing.probe import probe_backends
 from dovetail.testing.report import Report, shortened
-from dovetail.testing.suite import cases_for, run_cases
+from dovetail.testing.suite import cases_for, probe_backends, run_cases
 
 BEGIN = "<!-- tables: written by `make backend-tables` -->"
 END = "<!-- end of tables -->"

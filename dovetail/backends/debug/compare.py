@@ -298,7 +298,7 @@ def _state_kept(outside: Mapping[str, Any]) -> Iterator[None]:
     tensors = [*_parameters(modules).values(), *(item for _, module in modules for item in module.buffers())]
     tensors += [item for item in outside.values() if isinstance(item, torch.Tensor)]
     optimizers = [item for item in outside.values() if isinstance(item, torch.optim.Optimizer)]
-    saved = [
+    saved: list[Any] = [
         (item, item.detach().clone(), item.grad, None if item.grad is None else item.grad.detach().clone())
         for item in tensors
     ]
