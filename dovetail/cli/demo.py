@@ -22,34 +22,16 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any, TextIO
 
+from dovetail.cli.settings import ENGINES, Settings
 from dovetail.reports.curves import Curve, chart, relative_deviations, write_html
 from dovetail.reports.table import Table
 
-#: The engines in the order in which they are shown.
-ENGINES = ("eager", "torch.compile", "dovetail-aten", "dovetail-inductor")
 #: The sizes of ``--small``: a run of a few minutes on two cores.
 SMALL = {"layers": 3, "width": 192, "block": 64, "steps": 100}
 FULL = {"layers": 6, "width": 384, "block": 128, "steps": 200}
 #: The steps in which the promise about Inductor's deviation is checked; rounding grows without bound later on.
 CHECKED_STEPS = 50
 INDUCTOR_TOLERANCE = 1e-4
-
-
-@dataclass(frozen=True)
-class Settings:
-    """A training run; settings that are equal but for ``engine`` give the same weights and the same batches."""
-
-    engine: str
-    layers: int
-    heads: int
-    width: int
-    block: int
-    batch: int
-    steps: int
-    characters: int
-    learning_rate: float
-    seed: int
-    threads: int
 
 
 @dataclass

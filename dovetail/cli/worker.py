@@ -16,8 +16,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from dovetail.cli.demo import ENGINES, Settings
 from dovetail.cli.gpt import GPT, GPTConfig, make_optimizer
+from dovetail.cli.settings import ENGINES, Settings
 from dovetail.cli.text import read_text
 from dovetail.events import EventLog
 from dovetail.reports.event_logs import trace_rows

@@ -18,8 +18,8 @@ import pytest
 import torch
 
 from dovetail.cli import COMMANDS, demo, main
-from dovetail.cli.demo import Settings
 from dovetail.cli.gpt import GPT, GPTConfig, make_optimizer
+from dovetail.cli.settings import Settings
 from dovetail.cli.text import read_text
 from dovetail.cli.worker import Training, digest, learning_rate_at, serve
 
