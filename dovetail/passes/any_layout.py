@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import dataclasses
 import operator
-from typing import Any
 
 import torch
 
@@ -17,18 +16,20 @@ from dovetail.aot.backward_graphs import ANY_LAYOUT
 from dovetail.aot.nodes import BY_USER_BACKWARD, depending_on
 from dovetail.aot.steps import Lowering, after_partition
 from dovetail.passes.editing import copy_graph
-from dovetail.torch_private import operators as private_operators
 
 _aten = torch.ops.aten
 #: Whether the result is a view depends on the layout.
 _VIEWS = (_aten.view.default, _aten._unsafe_view.default, _aten.reshape.default)
-_TAKING_ANY = frozenset({
-    "view", "_unsafe_view", "reshape", "alias", "detach", "expand", "flip", "permute", "select", "slice", "squeeze", "t",
-    "transpose", "unbind", "unsqueeze", "cat", "clone", "constant_pad_nd", "_to_copy", "bmm", "mm", "mean", "sum",
-    "avg_pool2d_backward", "convolution_backward", "embedding_dense_backward", "max_pool2d_with_indices_backward",
-    "native_batch_norm_backward", "native_layer_norm_backward", "_log_softmax_backward_data", "_softmax_backward_data",
-})  # fmt: skip
-"""Operators of ATen whose formulas take tensors in any layout."""
+_NAMES = """
+    view _unsafe_view reshape alias avg_pool2d_backward bmm cat clone constant_pad_nd convolution_backward detach
+    embedding_dense_backward expand flip max_pool2d_with_indices_backward mean mean.dim mm native_batch_norm_backward
+    native_layer_norm_backward permute select.int slice.Tensor squeeze squeeze.dim squeeze.dims sum sum.dim_IntList t transpose.int
+    unbind.int unsqueeze _to_copy _log_softmax_backward_data _softmax_backward_data
+"""
+_TAKING_ANY = frozenset(
+    getattr(getattr(_aten, name), overload or "default")
+    for name, _, overload in (item.partition(".") for item in _NAMES.split())
+)
 
 
 @after_partition
@@ -59,9 +60,6 @@ def _called_with_tangents(backward: torch.fx.GraphModule, count: int) -> list[to
 
 
 def _takes_any(node: torch.fx.Node) -> bool:
-    target: Any = node.target
-    if not isinstance(target, private_operators.OpOverload):
-        known = target is operator.getitem
-    else:
-        known = (target.namespace == "aten" and target._opname in _TAKING_ANY) or torch.Tag.pointwise in target.tags
+    is_pointwise = torch.Tag.pointwise in getattr(node.target, "tags", ())
+    known = node.target in _TAKING_ANY or is_pointwise or node.target is operator.getitem
     return known and not node.meta.get(BY_USER_BACKWARD)
