@@ -129,7 +129,8 @@ class _Reader(ast.NodeVisitor):
         is_question = isinstance(node.func, ast.Name) and node.func.id in ("getattr", "hasattr", "_instead")
         if is_question and len(node.args) >= 2 and isinstance(node.args[1], ast.Constant):
             owner = self._name_of(node.args[0])
-            has_answer = node.func.id == "hasattr" or len(node.args) == 3  # type: ignore[attr-defined]
+            most = {"hasattr": 2, "getattr": 3, "_instead": 4}[node.func.id]  # type: ignore[attr-defined]
+            has_answer = len(node.args) == most
             if owner is not None:
                 self._note(f"{owner}.{node.args[1].value}", optional=has_answer)
         self.generic_visit(node)

@@ -174,12 +174,12 @@ def inductor_pass(graph_pass: Callable[[torch.fx.Graph], None], files: tuple[str
 
 
 @contextlib.contextmanager
-def _instead(owner: Any, name: str, make: Callable[[Any], Any]) -> Iterator[None]:
-    """In the block, an attribute is what ``make`` makes of it; where it is not there, nothing happens."""
-    original = getattr(owner, name, None)
-    if original is None:
+def _instead(owner: Any, name: str, make: Callable[[Any], Any], optional: bool = False) -> Iterator[None]:
+    """In the block, an attribute is what ``make`` makes of it; an ``optional`` one may be missing in some versions of torch."""
+    if optional and not hasattr(owner, name):
         yield
         return
+    original = getattr(owner, name)
     setattr(owner, name, make(original))
     try:
         yield
@@ -222,7 +222,7 @@ def _strides_without_algebra() -> contextlib.AbstractContextManager[None]:
     def simplified(simplify: Any) -> Any:
         return lambda index, var, length: index if is_linear(index) else simplify(index, var, length)
 
-    return _instead(sys.modules[cpp.stride_at_vec_range.__module__], "simplify_index_in_vec_range", simplified)
+    return _instead(sys.modules[cpp.stride_at_vec_range.__module__], "simplify_index_in_vec_range", simplified, True)
 
 
 def _memory_of_fusions_only_where_it_is_shared() -> contextlib.AbstractContextManager[None]:
@@ -240,7 +240,7 @@ def _memory_of_fusions_only_where_it_is_shared() -> contextlib.AbstractContextMa
     def weighed(weigh: Any) -> Any:
         return lambda self, one, other: frees(self, one) and frees(self, other) and bool(weigh(self, one, other))
 
-    return _instead(Scheduler, "can_fusion_increase_peak_memory", weighed)
+    return _instead(Scheduler, "can_fusion_increase_peak_memory", weighed, True)
 
 
 def is_linear(index: Any) -> bool:
@@ -272,7 +272,7 @@ def reads_stay_behind_writes() -> contextlib.AbstractContextManager[None]:
 
         return renamed
 
-    return _instead(SchedulerNode, "recompute_size_and_body", renaming)
+    return _instead(SchedulerNode, "recompute_size_and_body", renaming, True)
 
 
 def inputs_are_not_asserted() -> contextlib.AbstractContextManager[None]:
