@@ -279,28 +279,18 @@ def _size_check(captured: JointGraph, fixed: Sequence[bool]) -> Callable[[Sequen
     ``fixed`` the guards of the entry have looked at.
     """
     plain = [
-        (
-            position,
-            [
-                (
-                    dim,
-                    None if private_sizes.is_symbolic(size) else size,
-                    None if private_sizes.is_symbolic(step) else step,
-                )
-                for dim, (size, step) in enumerate(zip(value.shape, value.stride(), strict=True))
-            ],
-        )
+        (position, dim, *(None if private_sizes.is_symbolic(item) else item for item in pair))
         for position, value in enumerate(node.meta["val"] for node in captured.primals)
         if position >= len(fixed) or not fixed[position]
+        for dim, pair in enumerate(zip(value.shape, value.stride(), strict=True))
     ]
     assumed = shape_guards(captured.fake_mode.shape_env, captured.capture.bindings)
 
     def holds(flat: Sequence[torch.Tensor]) -> bool:
-        for position, parts in plain:
+        for position, dim, size, step in plain:
             value = flat[position]
-            for dim, size, step in parts:
-                if (size is not None and value.size(dim) != size) or (step is not None and value.stride(dim) != step):
-                    return False
+            if (size is not None and value.size(dim) != size) or (step is not None and value.stride(dim) != step):
+                return False
         return assumed is None or assumed.holds(flat)
 
     return holds
