@@ -36,11 +36,6 @@ class Report:
         """The cases that the backend, or Dovetail, refused."""
         return tuple(result for result in self.results if result.status == "refused")
 
-    @property
-    def seconds(self) -> float:
-        """The time of all cases together."""
-        return sum(result.seconds for result in self.results)
-
     def counts(self) -> Iterator[tuple[Group, int, Counter[str]]]:
         """Yield each group that ran, with its number of cases and the number of cases by status."""
         for group in GROUPS:
