@@ -271,7 +271,7 @@ def has_native_guards() -> bool:
         return number
 
     slotted, owner, table, items = Slotted(), Derived(), {"key": "text"}, [1, 2]
-    pair = [items, items]
+    pair, code, other = [items, items], function.__code__, (lambda number=None: 1).__code__
     slotted.place = 1
 
     def add(guards: NativeGuards) -> None:
@@ -307,7 +307,9 @@ def has_native_guards() -> bool:
         (items.clear, lambda: items.extend([1, 2])),
         (lambda: items.__setitem__(1, 3), lambda: items.__setitem__(1, 2)),
         (lambda: setattr(owner, "__class__", Other), lambda: setattr(owner, "__class__", Derived)),
-        (lambda: setattr(function, "__code__", (lambda number=None: 1).__code__), lambda: None),
+        (lambda: setattr(function, "__code__", other), lambda: setattr(function, "__code__", code)),
+        # Not to be undone: the order of bases is another object then.
+        (lambda: setattr(Derived, "__bases__", (Other,)), lambda: None),
     ]
     try:
         guards = NativeGuards()
@@ -320,11 +322,6 @@ def has_native_guards() -> bool:
             if holds():
                 return False
             undo()
-        guards = NativeGuards()
-        add(guards)
-        holds = guards.make_check()
-        before = holds()
-        Derived.__bases__ = (Other,)
-        return before and not holds()
     except (AttributeError, TypeError, RuntimeError, ImportError):
         return False
+    return True
