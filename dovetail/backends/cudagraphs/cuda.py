@@ -47,14 +47,12 @@ class _CudaRecording:
         self._state = state
 
     def replay(self) -> None:
-        """Launch the graph on the current stream."""
         if self._graph is None:
             raise RuntimeError("this recording was released")
         self._graph.replay()
 
     @property
     def is_released(self) -> bool:
-        """Whether the graph was freed."""
         return self._graph is None
 
     def release(self) -> None:
@@ -87,7 +85,6 @@ class CudaRecorder:
         self._lock = threading.Lock()
 
     def unavailable(self) -> str:
-        """Return why nothing can be recorded on this machine, with what to do."""
         if torch.version.hip is not None and not torch.cuda.is_available():
             return "torch was built for ROCm and finds no GPU; what to do: check the driver with rocm-smi"
         if torch.version.cuda is None and torch.version.hip is None:
@@ -97,11 +94,9 @@ class CudaRecorder:
         return ""
 
     def records(self, value: torch.Tensor) -> bool:
-        """Return whether the tensor lies on a CUDA device."""
         return value.device.type == "cuda"
 
     def is_recording(self) -> bool:
-        """Return whether the current stream is being captured, by the user for example."""
         return torch.cuda.is_current_stream_capturing()
 
     @contextlib.contextmanager
@@ -133,7 +128,6 @@ class CudaRecorder:
     def record(
         self, work: Work, inputs: Sequence[Any], device: torch.device, *, keeps: bool
     ) -> tuple[_CudaRecording, list[Any]]:
-        """Capture the work into a graph."""
         state = self._state(device)
         current = torch.cuda.current_stream(device)
         graph = torch.cuda.CUDAGraph()

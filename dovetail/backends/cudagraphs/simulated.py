@@ -135,23 +135,18 @@ class SimulatedRecorder:
         return sum(not recording.is_released for recording in self.recordings)
 
     def unavailable(self) -> str:
-        """Return "": every machine has a CPU."""
         return ""
 
     def records(self, value: torch.Tensor) -> bool:
-        """Return whether the tensor stands for one on the device."""
         return value.device.type == "cpu" and value.dtype not in self.host_dtypes
 
     def is_recording(self) -> bool:
-        """Return whether a recording is under way."""
         return self.recording
 
     def on_device(self, device: torch.device) -> AbstractContextManager[Any]:
-        """Do nothing: there is only one device."""
         return contextlib.nullcontext()
 
     def warm_up(self, work: Work, inputs: list[Any], device: torch.device) -> list[Any]:
-        """Do the work."""
         self.warm_ups += 1
         return work(inputs)
 
