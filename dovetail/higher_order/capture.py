@@ -278,7 +278,8 @@ def _size_check(captured: JointGraph, fixed: Sequence[bool]) -> Callable[[Sequen
     """Whether tensors have the sizes and strides that a capture with symbolic sizes is for. Those of the first ones that are
     ``fixed`` the guards of the entry have looked at.
     """
-    plain = [
+    # Sizes and strides that are symbols are None: the guards check them.
+    plain: list[Any] = [
         (position, dim, *(None if private_sizes.is_symbolic(item) else item for item in pair))
         for position, value in enumerate(node.meta["val"] for node in captured.primals)
         if position >= len(fixed) or not fixed[position]
