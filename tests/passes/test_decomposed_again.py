@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch.nn import functional
 
-from dovetail.backends.inductor.backend import wanted_decompositions
+from dovetail.backends.inductor.decompositions import wanted_decompositions
 from dovetail.passes import decomposed_again
 from dovetail.passes.decompose import decompose_graph
 from tests.backends.graphs import make_graph

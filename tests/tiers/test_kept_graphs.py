@@ -23,6 +23,7 @@ from dovetail.aot.joint_graph import JointGraph
 from dovetail.aot.steps import CompileSettings, Lowering
 from dovetail.backends import lookup_backend
 from dovetail.backends.inductor import backend as inductor_backend
+from dovetail.backends.inductor import decompositions
 from dovetail.backends.inductor.job import Job
 from dovetail.events import EventLog
 from dovetail.options import Options
@@ -153,7 +154,7 @@ def test_a_hit_needs_no_table(monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse() -> Any:
         raise AssertionError("the table was made")
 
-    monkeypatch.setattr(inductor_backend, "wanted_decompositions", refuse)
+    monkeypatch.setattr(decompositions, "wanted_decompositions", refuse)
     with only_from_cache(ours=True):
         found = decompose(lowering_of(program, leaf(3, 4))).joint
     assert [node.name for node in found.graph.nodes] == [node.name for node in made.graph.nodes]
@@ -269,7 +270,7 @@ def test_a_table_with_a_function_of_the_programs_is_not_kept(monkeypatch: pytest
         return x * 2
 
     table = {torch.ops.aten.gelu.default: mine}
-    monkeypatch.setattr(inductor_backend, "wanted_decompositions", lambda: table)
+    monkeypatch.setattr(decompositions, "wanted_decompositions", lambda: table)
     decompose(lowering_of(program, torch.ones(3, 4)))
     assert not cache.ls()
 
