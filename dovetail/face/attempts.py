@@ -166,19 +166,20 @@ class Attempts:
         return None
 
     def _compile(self) -> Entry:
-        # A compiler of kernels leaves more garbage than it keeps, 0.6 million objects for a step of 82 parameters: with collection
-        # paused, the process needed 100 MiB more.
+        # A compiler of kernels leaves more garbage than it keeps: with collection paused, 82 parameters took 100 MiB more.
         paused = contextlib.nullcontext() if self._shared.backend.slow_to_compile else collection_paused()
-        with private_state.preserved_rng_state(), self._shared.events.span("compile"), paused:
+        with self._shared.events.span("compile"), paused:
             joint = self._capture()
-            for graph_pass in self._options.passes:
-                joint = joint.apply(graph_pass)
-            function = joint.capture.function
-            if isinstance(function, (torch.nn.Module, types.MethodType)):
-                # An entry is called with its module, or with an equal one, and keeps none alive.
-                function = getattr(function, "__func__", type(function))
-                joint = dataclasses.replace(joint, capture=dataclasses.replace(joint.capture, function=function))
-            return make_entry(self._lower(joint))
+            # A capture draws no random numbers, and what other threads draw meanwhile stays drawn. A pass or a backend may draw.
+            with private_state.preserved_rng_state():
+                for graph_pass in self._options.passes:
+                    joint = joint.apply(graph_pass)
+                function = joint.capture.function
+                if isinstance(function, (torch.nn.Module, types.MethodType)):
+                    # An entry is called with its module, or with an equal one, and keeps none alive.
+                    function = getattr(function, "__func__", type(function))
+                    joint = dataclasses.replace(joint, capture=dataclasses.replace(joint.capture, function=function))
+                return make_entry(self._lower(joint))
 
     def _capture(self) -> JointGraph:
         shared, settings, part = self._shared, self._settings, self._part.point

@@ -3,18 +3,26 @@
 Autocast belongs to the call of ``backward()``, not to the forward: eager's backward of a multiplication in single precision
 multiplies in half precision inside of such a block. Graphs are captured for a backward outside of one, which is what torch
 recommends, and for most of them it makes no difference: what autocast would cast is in its precision already.
+
+So is a backward from some of the outputs, where a custom backward in it is given a gradient less than it was captured with: eager
+hands it zeros or None, and it may do anything with that.
 """
 
 from __future__ import annotations
 
+import functools
+import operator
 from collections.abc import Iterable
 from typing import Any
 
 import torch
 
+from dovetail.aot.joint_graph import JointGraph
+from dovetail.aot.nodes import BY_USER_BACKWARD
 from dovetail.aot.steps import Lowering
 from dovetail.guards.ambient import autocast_state, without_autocast
 from dovetail.runtime.function import Backward
+from dovetail.torch_private import state as private_state
 from dovetail.torch_private import tracing as private_tracing
 
 
@@ -44,16 +52,43 @@ def runs_otherwise(node: torch.fx.Node) -> bool:
     return calls.found != plain.found
 
 
-class OtherTypes:
-    """Whether the captured backward of an entry has other types than eager's in the autocast state of the moment."""
+def _gradients_of_user_backwards(joint: JointGraph) -> list[set[int]]:
+    """For each custom backward whose gradients come from different tangents: which tangents each comes from, by bits."""
+    reached = {node: 1 << place for place, node in enumerate(joint.tangents)}
+    given: dict[int, set[int]] = {}
+    for node in joint.graph.nodes:
+        inputs = [item for item in node.all_input_nodes if item in reached]
+        number = node.meta.get(BY_USER_BACKWARD)
+        if number is not None:
+            outside = [item for item in inputs if item.meta.get(BY_USER_BACKWARD) != number]
+            given.setdefault(number, set()).update(reached[item] for item in outside)
+        if inputs:
+            reached[node] = functools.reduce(operator.or_, [reached[item] for item in inputs])
+    return [item for item in given.values() if len(item) > 1]
+
+
+class OtherBackwards:
+    """Whether eager's backward is another one than that of an entry, for some tangents or in the autocast state of the moment."""
 
     def __init__(self, lowering: Lowering, backward: Backward) -> None:
         self._lowering = lowering
         self._backward = backward
         self._known: dict[Any, bool] = {}
+        self._user_backwards: list[set[int]] | None = None
 
     def __call__(self, defined: tuple[bool, ...]) -> bool:
         """For a backward from these outputs."""
+        return self._lacks_gradients(defined) or (private_state.is_any_autocast_on() and self._has_other_types(defined))
+
+    def _lacks_gradients(self, defined: tuple[bool, ...]) -> bool:
+        if self._user_backwards is None:
+            self._user_backwards = _gradients_of_user_backwards(self._lowering.completed().joint)
+        if not self._user_backwards:
+            return False
+        there = sum(1 << place for place, flag in enumerate(defined) if flag)
+        return any(len({bool(bits & there) for bits in item}) > 1 for item in self._user_backwards)
+
+    def _has_other_types(self, defined: tuple[bool, ...]) -> bool:
         key = (defined, autocast_state())
         found = self._known.get(key)
         if found is None:

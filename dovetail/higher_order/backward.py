@@ -19,6 +19,7 @@ from dovetail.errors import DovetailError, HigherOrderGradientError
 from dovetail.guards.ambient import autocast_state
 from dovetail.higher_order.gradient_strides import Strides, keep_gaps
 from dovetail.higher_order.kept_inputs import KeptInputs, Leaves, NeededInputs
+from dovetail.higher_order.read_results import ReadResults, watching
 from dovetail.runtime.derivatives import FREED, Edges, Gradients, refusal
 from dovetail.torch_private import autograd as private_autograd
 from dovetail.torch_private import autograd_nodes as private_autograd_nodes
@@ -139,15 +140,17 @@ class DifferentiableBackward:
 
     ``capture(request, earlier)`` compiles the backward for one pattern of tangents and wanted gradients, knowing the sizes it
     was captured on before; what it raises becomes a refusal, given when the second derivative is really asked for. ``gaps`` are
-    the strides of non-contiguous gradients; a capture takes out those that a second derivative has not. ``has_other_types`` is
-    as in the protocol. ``between`` is :class:`dovetail.higher_order.between_outputs.BetweenOutputs`.
+    the strides of non-contiguous gradients; a capture takes out those that a second derivative has not. ``differs`` is as in the
+    protocol, ``between`` is :class:`dovetail.higher_order.between_outputs.BetweenOutputs`. ``read`` are the results that the
+    backward reads.
     """
 
     needed: NeededInputs
     _capture: Capture
     _gaps: Strides
-    has_other_types: Callable[[tuple[bool, ...]], bool]
+    differs: Callable[[tuple[bool, ...]], bool]
     _between: Callable[..., Gradients]
+    _read: ReadResults
     _compiled: dict[Any, list[CapturedBackward]] = field(default_factory=dict)
     _refusals: dict[_Kind, HigherOrderGradientError] = field(default_factory=dict)
     _leaves: Leaves | None = None
@@ -180,6 +183,11 @@ class DifferentiableBackward:
             kept.note_held(primals)
             self._leaves = Leaves(self.needed, primals, ())
 
+    def watch(self, inputs: Sequence[torch.Tensor], outputs: Sequence[torch.Tensor]) -> None:
+        """See the protocol."""
+        if self._read:
+            self._read.note(inputs, outputs)
+
     def first_order(
         self, kept: KeptInputs | None, edges: Edges, tangents: Gradients, saved: Sequence[Any]
     ) -> Gradients:
@@ -205,6 +213,8 @@ class DifferentiableBackward:
         if kept is None:
             raise RuntimeError(FREED)
         defined = tuple([tangent is not None for tangent in tangents])
+        if not any(defined):
+            return (None,) * len(edges)
         kept.check_saved(edges, saved)
         primals = kept.unpack(edges, self.needed.for_outputs(defined))
         wanted = private_autograd_nodes.wanted_edges(edges)
@@ -232,6 +242,8 @@ class DifferentiableBackward:
                 return _refused(self._disagrees(kind), flat, lambda: expected)
             self._compared.add(found)
         result: list[torch.Tensor | None] = [None] * len(edges)
+        if kept.results and twice:
+            gradients = watching(kept.results, gradients)
         for index, gradient in zip(wanted, gradients, strict=True):
             result[index] = gradient
         return tuple(result)

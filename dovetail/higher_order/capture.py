@@ -31,7 +31,7 @@ from dovetail.backends.registry import lookup_backend
 from dovetail.errors import BackendError, CaptureError, EagerFallbackWarning, UserLocation
 from dovetail.face.warnings import warn_user
 from dovetail.guards import GuardSet
-from dovetail.higher_order.autocast import OtherTypes
+from dovetail.higher_order.autocast import OtherBackwards
 from dovetail.higher_order.backward import (
     MOST_VERSIONS,
     BackwardFunction,
@@ -46,6 +46,7 @@ from dovetail.higher_order.eager_replay import as_written, eager_backward, unrea
 from dovetail.higher_order.gradient_strides import Strides, gap_strides, keep_common
 from dovetail.higher_order.graph_replay import gradients_by_operators, is_replayed_by_operators
 from dovetail.higher_order.kept_inputs import NeededInputs
+from dovetail.higher_order.read_results import ReadResults
 from dovetail.higher_order.reused_forward_values import EarlierOrder, find_reused
 from dovetail.passes.decompose import IN_GRADIENTS
 from dovetail.passes.unfinished_runs import has_random_result
@@ -104,9 +105,10 @@ def differentiable_backward(lowering: Lowering) -> DifferentiableBackward:
     gaps = gap_strides(gradients)
     needed = needed_inputs(lowering.joint)
     assert lowering.backward is not None
-    has_other_types = OtherTypes(lowering, lowering.backward)
+    differs = OtherBackwards(lowering, lowering.backward)
     between = BetweenOutputs(lowering.joint, _obstacle_between(lowering.joint, needed, lowering.settings.options))
-    return DifferentiableBackward(needed, _Capturing(lowering, needed, gaps), gaps, has_other_types, between)
+    capturing, read = _Capturing(lowering, needed, gaps), ReadResults.of(lowering.joint)
+    return DifferentiableBackward(needed, capturing, gaps, differs, between, read)
 
 
 class _Capturing:

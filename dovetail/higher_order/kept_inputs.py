@@ -99,7 +99,7 @@ class KeptInputs:
     between forward and backward; anything else is kept as autograd keeps its saved tensors.
     """
 
-    __slots__ = ("by", "held", "leaves", "saved", "states", "versions")
+    __slots__ = ("by", "held", "leaves", "results", "saved", "states", "versions")
 
     def __init__(self, primals: Sequence[torch.Tensor], leaves: Leaves) -> None:
         found, needed = leaves.of(primals), leaves.needed
@@ -114,6 +114,8 @@ class KeptInputs:
                     value = value.clone()
             self.saved.append((index, private_autograd_nodes.make_saved_tensor(value)))
         self.states = private_state.random_states(needed.cuda_devices) if needed.draws else None
+        #: Those that the backward reads (:mod:`dovetail.higher_order.read_results`).
+        self.results: Sequence[Any] = ()
 
     def note_held(self, primals: Sequence[torch.Tensor]) -> None:
         """Rely no longer on the graph's saved values. None of the leaves has been written to so far."""

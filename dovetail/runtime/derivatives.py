@@ -40,6 +40,9 @@ class DifferentiableBackward(Protocol):
     def settle(self, kept: Any, primals: Sequence[torch.Tensor], saved: Sequence[Any]) -> None:
         """The forward has run, and has saved these values."""
 
+    def watch(self, inputs: Sequence[torch.Tensor], outputs: Sequence[torch.Tensor]) -> None:
+        """The call has ended; these are its inputs and forward outputs as autograd has them outside."""
+
     def run(
         self, kept: Any, edges: Edges, tangents: Gradients, plain: Callable[[], Gradients], saved: Sequence[Any]
     ) -> Gradients:
@@ -51,8 +54,8 @@ class DifferentiableBackward(Protocol):
     def divide(self, dependent: Any, tangent: torch.Tensor) -> Gradients:
         """Divide the gradient at a node of ``DependentOutput``: the rest, and the parts for the outputs it was computed from."""
 
-    def has_other_types(self, defined: tuple[bool, ...]) -> bool:
-        """Whether eager's backward has other types than the captured one, in the autocast state of the moment."""
+    def differs(self, defined: tuple[bool, ...]) -> bool:
+        """Whether eager's backward for these tangents, in the autocast state of the moment, is another one than the captured."""
 
     def first_order(self, kept: Any, edges: Edges, tangents: Gradients, saved: Sequence[Any]) -> Gradients:
         """One gradient for each input, in the autocast state of the moment, connected to nothing."""
@@ -65,10 +68,6 @@ _partial: contextvars.ContextVar[bool] = contextvars.ContextVar("dovetail partia
 def partial_gradients() -> Iterator[None]:
     """Backwards in the block compute some summands of gradients, and another backward the rest: where eager checks a gradient as
     a whole, no summand alone says whether the check holds.
-
-    >>> with partial_gradients():
-    ...     are_partial()
-    True
     """
     token = _partial.set(True)
     try:

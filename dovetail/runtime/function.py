@@ -34,6 +34,7 @@ from dovetail.torch_private import autograd as private_autograd
 from dovetail.torch_private import calls as private_calls
 from dovetail.torch_private import state as private_state
 
+_ANOTHER_BACKWARD = "backward() is called inside of an autocast block, or with some gradients of a custom backward only"
 FlatCallable = Callable[[list[Any]], list[Any]]
 Pattern = tuple[bool, ...]
 TangentStrides = Callable[[Sequence[torch.Tensor]], "Sequence[tuple[int, ...] | None]"]
@@ -103,7 +104,10 @@ def make_runtime_function(
         before = change_metadata(spec.metadata_changes, inputs) if spec.metadata_changes else inputs
         # The graph's callable may clear the list that it is given.
         outputs = compute(list(before))
-        return epilogue(inputs, outputs, before)
+        results = epilogue(inputs, outputs, before)
+        if derivatives is not None:
+            derivatives.watch(inputs, outputs)
+        return results
 
     return run
 
@@ -294,8 +298,8 @@ class DifferentiableGraph:
         defined = tuple([tangent is not None for tangent in tangents])
         if torch.is_grad_enabled():
             compute = self._with_derivative
-        elif private_state.is_any_autocast_on() and self._has_other_types(defined):
-            compute = self._in_other_autocast
+        elif self._differs(defined):
+            compute = self._captured_anew
         else:
             compute = self._plain
         found = compute(ctx, call, tangents, defined)
@@ -329,26 +333,21 @@ class DifferentiableGraph:
         """The gradient of each input, connected to nothing."""
         return self._backward(defined)(self._graph_inputs(call, saved, tangents))
 
-    def _in_other_autocast(self, ctx: Any, call: Call, tangents: Gradients, defined: Pattern) -> Gradients:
-        """The gradients in another autocast state than the backward was captured for."""
+    def _captured_anew(self, ctx: Any, call: Call, tangents: Gradients, defined: Pattern) -> Gradients:
+        """The gradients where the backward differs from the captured one."""
         if self.derivatives is None:
-            raise HigherOrderGradientError(
-                "backward() is called inside of an autocast block, where it has other types than the captured one",
-                advice="call backward() outside of the autocast block",
-            )
+            raise HigherOrderGradientError(_ANOTHER_BACKWARD, advice="call backward() outside of the autocast block")
         saved = self.saved(ctx, call, defined)
         with reads_of(call.reads):
             found = self.derivatives.first_order(call.kept, self.from_edges(ctx.next_functions), tangents, saved)
         self._free(ctx, call, defined)
         return self.to_edges(found)
 
-    def _has_other_types(self, defined: Pattern) -> bool:
-        """Whether the captured backward may not run in the autocast state of the moment; yes where nobody can tell.
-
-        Autocast belongs to the call of ``backward()``, not to the forward: eager's backward of a multiplication in single precision
-        multiplies in half precision inside of an autocast block.
-        """
-        return self.derivatives is None or self.derivatives.has_other_types(defined)
+    def _differs(self, defined: Pattern) -> bool:
+        """Whether the captured backward may not run for these tangents, or in the autocast state of the moment."""
+        if all(defined) and not private_state.is_any_autocast_on():
+            return False
+        return private_state.is_any_autocast_on() if self.derivatives is None else self.derivatives.differs(defined)
 
     def _graph_inputs(self, call: Call, saved: Sequence[Any], tangents: Gradients) -> list[Any]:
         values = list(saved)
@@ -394,11 +393,8 @@ class DifferentiableGraph:
     def backward_graph(self, gradients: Gradients) -> tuple[torch.fx.GraphModule, Sequence[int]] | None:
         """The graph for the gradients that there are, and which of the prologue's values it takes."""
         defined = tuple([gradients[index] is not None for index in self._differentiable])
-        if private_state.is_any_autocast_on() and self._has_other_types(defined):
-            raise HigherOrderGradientError(
-                "a compiled function's backward is captured inside of an autocast block, where it has other types",
-                advice="call backward() outside of the autocast block",
-            )
+        if self._differs(defined):
+            raise HigherOrderGradientError(_ANOTHER_BACKWARD, advice="call backward() outside of the autocast block")
         return self._backward.graph_of(defined)
 
 

@@ -33,8 +33,10 @@ class GradientHooks(OrderedDict[int, Any]):
         super().__setitem__(key, functools.partial(_unless_none, hook))
 
 
-def _unless_none(hook: Callable[[torch.Tensor], Any], gradient: torch.Tensor | None) -> Any:
-    return None if gradient is None else hook(gradient)
+def _unless_none(hook: Callable[..., Any], gradient: torch.Tensor | None) -> Any:
+    # A hook of several tensors at once waits for each whose node runs.
+    waits = getattr(hook, "__qualname__", "").endswith(".get_inner_hook.<locals>.inner_hook")
+    return None if gradient is None and not waits else hook(gradient)
 
 
 def prepare_hooks(result: torch.Tensor) -> Mapping[int, Any]:
@@ -108,7 +110,7 @@ def _is_wanted(edge: tuple[Any, int], source: tuple[Any, ...]) -> bool:
     """Whether somebody asks for the gradient that arrives at an edge, or has given the output there other memory."""
     (hooks, count, _, memory), output = source, source[2]()
     wanted = len(hooks) > count or (output is not None and (output.retains_grad or _memory_of(output) != memory))
-    return wanted or any(_is_edge(item, *edge) for item in private_autograd.wanted_gradients())
+    return wanted or any(is_edge(item, *edge) for item in private_autograd.wanted_gradients())
 
 
 def partial_gradient(reason: str) -> PartialGradientError:
@@ -120,7 +122,8 @@ def partial_gradient(reason: str) -> PartialGradientError:
     )
 
 
-def _is_edge(wanted: Any, node: Any, number: int) -> bool:
+def is_edge(wanted: Any, node: Any, number: int) -> bool:
+    """Whether a wanted gradient (:func:`wanted_gradients`) is the one that arrives there."""
     if isinstance(wanted, torch.Tensor):
         return wanted.grad_fn is node and wanted.output_nr == number
     return wanted.node is node and wanted.output_nr == number  # type: ignore[no-any-return]

@@ -1,9 +1,10 @@
-"""Hooks for saved tensors, and the regions of ``torch.utils.checkpoint``, which are made of them."""
+"""Hooks for saved tensors, and the regions of ``torch.utils.checkpoint``, which are made of them and put the generator back."""
 
 from __future__ import annotations
 
 import contextlib
 import inspect
+import os
 import threading
 import weakref
 from collections.abc import Iterator
@@ -74,6 +75,53 @@ def saved_tensor_hooks_set_aside() -> Iterator[None]:
 def saved_tensor_hooks_refused() -> str | None:
     """Why hooks for saved tensors may not be set now; None where they may."""
     return torch._C._autograd._saved_tensors_hooks_get_disabled_error_message()
+
+
+_GENERATORS: dict[int, list[torch.Generator]] = {}
+_generators_lock = threading.Lock()
+
+
+class _ByThread:
+    """In ``torch.random`` in place of the default generator: that of the thread in :data:`_GENERATORS`, else the default one."""
+
+    def __getattr__(self, name: str) -> Any:
+        own = _GENERATORS.get(threading.get_ident())
+        return getattr(own[-1] if own else torch.default_generator, name)
+
+
+_BY_THREAD: Any = _ByThread()
+
+
+@contextlib.contextmanager
+def generator_of_its_own() -> Iterator[None]:
+    """In this thread, :mod:`torch.random` reads and sets a generator of its own, as regions of ``torch.utils.checkpoint`` do.
+
+    Operators draw from the default one, and other threads see that as ever.
+
+    >>> state = torch.get_rng_state()
+    >>> with generator_of_its_own():
+    ...     generator = torch.manual_seed(1)
+    >>> torch.equal(torch.get_rng_state(), state)
+    True
+    """
+    owner = threading.get_ident()
+    with _generators_lock:
+        _GENERATORS.setdefault(owner, []).append(torch.Generator())
+        torch.random.default_generator = _BY_THREAD
+    try:
+        yield
+    finally:
+        with _generators_lock:
+            _GENERATORS[owner].pop()
+            if not _GENERATORS[owner]:
+                del _GENERATORS[owner]
+            if not _GENERATORS:
+                torch.random.default_generator = torch.default_generator
+
+
+if hasattr(os, "register_at_fork"):
+    # The thread that would end it is not in the child, or the trace is none of the child's.
+    os.register_at_fork(after_in_child=_GENERATORS.clear)
 
 
 @contextlib.contextmanager

@@ -79,18 +79,19 @@ def is_any_autocast_on() -> bool:
 def preserved_rng_state() -> Iterator[None]:
     """Put back the state of the default generators after the block, so that tracing draws no random numbers."""
     devices = list(range(torch.cuda.device_count())) if torch.cuda.is_initialized() else []
-    with torch.random.fork_rng(devices=devices):
+    with contextlib.ExitStack() as stack:
+        stack.callback(set_random_states, random_states(devices), devices)
         yield
 
 
 def random_states(cuda_devices: Sequence[int]) -> list[torch.Tensor]:
     """The states of the default generators: of the CPU, and of these devices."""
-    return [torch.get_rng_state(), *(torch.cuda.get_rng_state(device) for device in cuda_devices)]
+    return [torch.default_generator.get_state(), *(torch.cuda.get_rng_state(device) for device in cuda_devices)]
 
 
 def set_random_states(states: Sequence[torch.Tensor], cuda_devices: Sequence[int]) -> None:
     """Put the default generators back to states that :func:`random_states` read."""
-    torch.set_rng_state(states[0])
+    torch.default_generator.set_state(states[0])
     for device, state in zip(cuda_devices, states[1:], strict=True):
         torch.cuda.set_rng_state(state, device)
 

@@ -114,7 +114,7 @@ class Tracer(private_tracing.PythonKeyTracer):
             # result is where the result is: in the forward, for that of a random operator, which is not repeated.
             meta["checkpointed"] = node.target is not operator.getitem
         elif phase == "backward" and trace.user_backward:
-            meta["user_backward"] = True
+            meta["user_backward"] = trace.user_backward
         line = trace.backward_line() if phase == "backward" else trace.locate()
         if line is not None:
             meta["user_line"] = line

@@ -2,8 +2,8 @@
 
 Running such a region again, eager first puts the random generator back to where the region began, so that dropout draws the
 same numbers. No graph does that. But the state that is put back tells which numbers are meant: while a trace is open, the
-seed of the real generator counts the random operators recorded so far. An operator that meets a smaller count is one of those,
-and its result is used a second time.
+seed of ``torch.random``'s generator, which is one of the trace's own, counts the random operators recorded so far. An operator
+that meets a smaller count is one of those, and its result is used a second time.
 """
 
 from __future__ import annotations
@@ -27,8 +27,8 @@ class RandomOperators:
         self._values: dict[torch.fx.Node, Any] = {}
 
     def open(self, stack: contextlib.ExitStack) -> None:
-        """Use the seed of the default generator as the counter, until the stack is closed."""
-        generator = torch.default_generator
+        """Use the seed of this thread's generator in ``torch.random`` as the counter, until the stack is closed."""
+        generator = torch.random.default_generator
         stack.callback(generator.set_state, generator.get_state())
         self._count_on(0)
 
@@ -37,7 +37,7 @@ class RandomOperators:
 
         Raises :class:`CaptureError` for a generator in a state that no recorded operator has left.
         """
-        place = torch.default_generator.initial_seed() - FIRST_SEED
+        place = torch.random.default_generator.initial_seed() - FIRST_SEED
         if place == len(self._nodes):
             return None
         if not 0 <= place < len(self._nodes) or self._nodes[place].target is not target:
@@ -69,7 +69,7 @@ class RandomOperators:
 
     @staticmethod
     def _count_on(count: int) -> None:
-        torch.default_generator.manual_seed(FIRST_SEED + count)
+        torch.random.default_generator.manual_seed(FIRST_SEED + count)
 
 
 def _layout(value: Any) -> Any:

@@ -138,7 +138,7 @@ class Trace:
         self.decompositions = decompositions
         self.phase = "forward"
         #: A hook, or the backward of a custom autograd.Function, runs now.
-        self.user_backward = False
+        self.user_backward = 0
         #: Modules that were met and want the gradients of their parameters exchanged: ``parameter in replica``.
         self.replicas: list[Any] = []
         self._forgiven: set[Any] = set()
@@ -166,13 +166,13 @@ class Trace:
     def open(self, stack: contextlib.ExitStack) -> Trace:
         """Enter all modes on the caller's stack."""
         stack.callback(self._close)
-        self.random.open(stack)
         self.ambient = AmbientState.snapshot()
         _open_traces.stack.append(self)
         stack.callback(_open_traces.stack.remove, self)
         stack.enter_context(private_tracing.compiling_flag())
         for opened in WHILE_OPEN:
             stack.enter_context(opened())
+        self.random.open(stack)
         # Autocast caches casts of tensors for the length of a block, those of traced tensors too.
         stack.callback(torch.clear_autocast_cache)
         stack.enter_context(private_tracing.effects_as_plain_operators())
@@ -188,8 +188,8 @@ class Trace:
 
     @contextlib.contextmanager
     def in_user_backward(self) -> Iterator[None]:
-        """A block in which a hook, or the backward of a custom ``autograd.Function``, runs."""
-        outer, self.user_backward = self.user_backward, True
+        """A block in which a hook, or the backward of a custom ``autograd.Function``, runs; it has a number."""
+        outer, self.user_backward = self.user_backward, self.user_backward or len(self.graph.nodes)
         try:
             yield
         finally:

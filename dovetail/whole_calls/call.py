@@ -81,7 +81,7 @@ def _with_state(function: FlatFunction, sizes: SizesRule) -> tuple[FlatFunction,
     """A function that draws, and its rule, with the state of the generator before it as one more result."""
 
     def run(*tensors: torch.Tensor) -> list[torch.Tensor]:
-        state = torch.get_rng_state()
+        state = torch.default_generator.get_state()
         return [*function(*tensors), state]
 
     return run, lambda *tensors: [*sizes(*tensors), (_STATE.shape, _STATE.dtype)]
@@ -93,7 +93,7 @@ def _drawing_again(function: FlatFunction) -> FlatFunction:
     def run(*given: torch.Tensor) -> Sequence[torch.Tensor]:
         *tensors, state = given
         with private_state.preserved_rng_state():
-            torch.set_rng_state(state)
+            torch.default_generator.set_state(state)
             return function(*tensors)
 
     return run

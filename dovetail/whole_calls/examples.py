@@ -51,12 +51,12 @@ def example_of(trace: Trace, value: torch.Tensor) -> torch.Tensor:
 def run_example(trace: Trace, function: WholeFunction, examples: Sequence[torch.Tensor]) -> list[torch.Tensor]:
     """The results for example tensors. Raises :class:`CaptureError` for a function that is not pure, or returns a view."""
     name, where = function.name, trace.locate()
-    random_state = torch.get_rng_state()
+    random_state = torch.default_generator.get_state()
     versions = list(map(_version, examples))
     values = [carried_by(tensor) if is_handle(tensor) else tensor for tensor in examples]
     results = function.run(values)
-    if not torch.equal(random_state, torch.get_rng_state()):
-        torch.set_rng_state(random_state)
+    if not torch.equal(random_state, torch.default_generator.get_state()):
+        torch.default_generator.set_state(random_state)
         raise CaptureError(f"{name} draws random numbers and cannot be called as one operator", where=where)
     if versions != list(map(_version, examples)):
         raise CaptureError(f"{name} writes to its arguments and cannot be called as one operator", where=where)

@@ -197,3 +197,30 @@ def test_an_unrecorded_view_requires_a_gradient_where_the_base_of_its_base_does(
     compiled = dovetail.compile(function, backend="aten")
     compiled(torch.ones(4).requires_grad_())  # what is known of one input says nothing of the next
     same(function(make()), compiled(make()))
+
+
+def flag_of_unrecorded_part_set(x: Tensor) -> Any:
+    with torch.no_grad():
+        part = x[1:]
+    return part.requires_grad_()
+
+
+def flag_of_unrecorded_part_read(x: Tensor) -> Any:
+    with torch.no_grad():
+        part = x[1:]
+        return part * 2 if part.requires_grad else part * 3
+
+
+@pytest.mark.filterwarnings("ignore::UserWarning")
+@pytest.mark.parametrize("function", [flag_of_unrecorded_part_set, flag_of_unrecorded_part_read])
+def test_the_flag_of_an_unrecorded_view_is_that_of_the_base_of_its_base(function: Callable[..., Any]) -> None:
+    """A leaf that is a view requires a gradient, and its base none."""
+    compiled = dovetail.compile(function, backend="aten")
+    for make in (
+        lambda: torch.ones(4).requires_grad_(),
+        lambda: torch.ones(5)[:4].requires_grad_(),
+        lambda: torch.ones(4),
+        lambda: torch.ones(5)[:4].requires_grad_(),
+        lambda: torch.ones(4).requires_grad_(),
+    ):
+        same(function(make()), compiled(make()))

@@ -744,3 +744,17 @@ def test_zeros_where_a_decomposition_does_not_read_the_input() -> None:
         both(style, lambda x: torch.nn.functional.pad(x, (1, 1), mode="reflect"), "decomposed_padding")
     finally:
         dovetail.backends.registry.unregister_backend("decomposed_padding")
+
+
+def test_the_third_derivative_of_a_determinant_is_refused() -> None:
+    """It was not a number."""
+    weights = torch.arange(9.0, dtype=torch.float64).view(3, 3)
+    x = torch.diag(torch.tensor([1.0, 2.0, 0.0], dtype=torch.float64)).requires_grad_()
+    found = []
+    for run in (torch.linalg.det, dovetail.compile(torch.linalg.det, backend="aten")):
+        (first,) = torch.autograd.grad(run(x), x, create_graph=True)
+        (second,) = torch.autograd.grad((first * weights).sum(), x, create_graph=True)
+        found.append(second)
+    torch.testing.assert_close(found[1], found[0])
+    with pytest.raises(dovetail.errors.HigherOrderGradientError, match="determinant"):
+        torch.autograd.grad((found[1] * weights).sum(), x)

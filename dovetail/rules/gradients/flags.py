@@ -17,7 +17,8 @@ from dovetail.errors import CaptureError
 from dovetail.frontend.code.frame import Break
 from dovetail.frontend.effects.journal import Effect
 from dovetail.frontend.protocol import TracingInterpreter
-from dovetail.frontend.rules import Arguments, Keywords, end_rule, method_rule, rule, setter_rule
+from dovetail.frontend.rules import Arguments, Keywords, attribute_rule, end_rule, method_rule, rule, setter_rule
+from dovetail.guards import AttributeSource, Equals
 from dovetail.torch_private import autograd_nodes as private_autograd_nodes
 from dovetail.torch_private import calls as private_calls
 from dovetail.torch_private import sizes as private_sizes
@@ -79,9 +80,38 @@ class GradientFlags:
 
 def _make_leaf(interpreter: TracingInterpreter, target: torch.Tensor, flag: Any) -> Any:
     """Set ``requires_grad`` of a tensor that the program has made itself."""
+    if flag is True and target.requires_grad:
+        _guard_inherited(interpreter, target)
     makes_leaf = flag is True and not target.requires_grad
     if makes_leaf and not interpreter.values.in_backward and not interpreter.trace.settings.allows(_NEW_LEAVES):
         raise Break("a leaf is made that leaves the graph", "make it outside of the function")
+    return NotImplemented
+
+
+def _guard_inherited(interpreter: TracingInterpreter, view: torch.Tensor) -> None:
+    """Have a view that was made without recording require a gradient because its base does, as that of the traced one does.
+
+    The base is what the input is a view of, if it is one: a leaf that is a view requires a gradient, and its base none.
+    """
+    traced = None if view._base is None or view.grad_fn is not None else interpreter.trace.input_of(view._base)
+    if traced is None:
+        return
+    values, base = interpreter.values, traced.real._base
+    source = AttributeSource(values.guards.tensor_source(traced.index), "_base")
+    if base is None:
+        values.guard(source, Equals(None), f"{traced.name} is no view")
+    elif base.requires_grad:
+        values.guard(
+            AttributeSource(source, "requires_grad"), Equals(True), f"the base of {traced.name} requires a gradient"
+        )
+    else:
+        raise Break("requires_grad is asked or set of a part of a leaf that is a view", "do it outside of the function")
+
+
+@attribute_rule("requires_grad")
+def _read(interpreter: TracingInterpreter, target: Any, name: str) -> Any:
+    if isinstance(target, torch.Tensor) and target.requires_grad:
+        _guard_inherited(interpreter, target)
     return NotImplemented
 
 

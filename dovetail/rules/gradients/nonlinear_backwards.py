@@ -55,27 +55,31 @@ def refusing_summands(interpreter: TracingInterpreter, backward: Backward) -> Ba
             return backward(*args, **kwargs)
         count = len(trace.graph.nodes)
         result = backward(*args, **kwargs)
-        given = [trace.node_of(item) for item in args if isinstance(item, torch.Tensor)]
+        tensors = [item for item in args if isinstance(item, torch.Tensor)]
+        given = list(map(trace.node_of, tensors))
         leaves, structure = private_trees.tree_flatten(result)
         made = [trace.node_of(item) for item in leaves if isinstance(item, torch.Tensor)]
         if _is_linear(list(trace.graph.nodes)[count:], given, made):
             return result
         with trace.recorder.paused(), private_calls.no_torch_function(), torch.no_grad():
-            checked = [_checked(interpreter, item) if isinstance(item, torch.Tensor) else item for item in leaves]
+            # What depends on no gradient is there only where the hook runs: a backward from other outputs must not have it.
+            checked = [
+                _checked(interpreter, item, tensors) if isinstance(item, torch.Tensor) else item for item in leaves
+            ]
         return private_trees.tree_unflatten(checked, structure)
 
     return run
 
 
-def _checked(interpreter: TracingInterpreter, gradient: torch.Tensor) -> torch.Tensor:
-    def sizes(value: torch.Tensor) -> list[torch.Tensor]:
+def _checked(interpreter: TracingInterpreter, gradient: torch.Tensor, given: Sequence[torch.Tensor]) -> torch.Tensor:
+    def sizes(value: torch.Tensor, *_: torch.Tensor) -> list[torch.Tensor]:
         return [value]
 
-    (found,) = whole_call(interpreter.trace, "the check of summands", _require_whole, [gradient], sizes)
+    (found,) = whole_call(interpreter.trace, "the check of summands", _require_whole, [gradient, *given], sizes)
     return found
 
 
-def _require_whole(gradient: torch.Tensor) -> list[torch.Tensor]:
+def _require_whole(gradient: torch.Tensor, *_: torch.Tensor) -> list[torch.Tensor]:
     if are_partial():
         raise HigherOrderGradientError(
             "a hook or a custom backward inside a compiled function is not linear in its gradient, and a second derivative hands it"

@@ -1,4 +1,4 @@
-"""The error of a backward that is marked ``@once_differentiable`` and is differentiated."""
+"""Derivatives that there are not: of a backward that is marked ``@once_differentiable``, and the third one of a determinant."""
 
 from __future__ import annotations
 
@@ -8,14 +8,24 @@ from collections.abc import Iterator
 from dovetail.errors import CaptureError
 from dovetail.trace.overrides import GRADIENTS, GradientRequest, autograd_nodes
 
+_SVD = "LinalgSvdBackward0"
+
 
 @contextlib.contextmanager
 def _check_differentiable(request: GradientRequest) -> Iterator[None]:
+    nodes = autograd_nodes(request.roots)
     # The node that raises eager's error leads to no input, so that a request for the gradients of inputs does not reach it.
-    if any(node.name() == "torch::autograd::Error" for node in autograd_nodes(request.roots)):
+    if any(node.name() == "torch::autograd::Error" for node in nodes):
         raise CaptureError(
             "a result of a backward marked with @once_differentiable is differentiated",
             advice="write that backward with operators that can be differentiated, and drop the mark",
+        )
+    # Traced, torch differentiates a determinant by singular vectors, and the determinants of these by theirs. All their singular
+    # values are one, where that derivative is not a number; eager looks whether a matrix is singular.
+    if any(node.name() == _SVD and node.next_functions[0][0].name() == _SVD for node in nodes):
+        raise CaptureError(
+            "the singular vectors of singular vectors are differentiated, as by the third derivative of a determinant",
+            advice="run this derivative eagerly",
         )
     yield
 

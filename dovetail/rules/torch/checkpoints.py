@@ -22,7 +22,7 @@ _WARNING = "torch.utils.checkpoint"
 # With others the reentrant kind raises.
 _TAKEN = frozenset({"use_reentrant", "preserve_rng_state", "determinism_check", "debug", "early_stop"})
 
-WHILE_OPEN.append(private_checkpoints.plain_checkpoints)
+WHILE_OPEN.extend((private_checkpoints.plain_checkpoints, private_checkpoints.generator_of_its_own))
 
 
 @rule(torch.utils.checkpoint.checkpoint)

@@ -1,0 +1,127 @@
+"""Custom backwards that get some of their gradients only, as the program uses some of the results only."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+
+import dovetail
+from tests.differential import same
+
+Tensor = torch.Tensor
+
+
+class Asks(torch.autograd.Function):
+    """Its backward looks which gradients there are."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor) -> tuple[Tensor, Tensor]:
+        ctx.set_materialize_grads(False)
+        return x * 2, x * 3
+
+    @staticmethod
+    def backward(ctx: Any, first: Tensor | None, second: Tensor | None) -> Tensor:
+        return (first if first is not None else 0) + (second * 7 if second is not None else 100)
+
+
+class NotLinear(torch.autograd.Function):
+    """Zeros are another gradient to it than none."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor) -> tuple[Tensor, Tensor]:
+        ctx.save_for_backward(x)
+        return x * 2, x * 3
+
+    @staticmethod
+    def backward(ctx: Any, first: Tensor, second: Tensor) -> Tensor:
+        (x,) = ctx.saved_tensors
+        return first * 2 + second.cos() * x
+
+
+def returned(function: Any, x: Tensor) -> tuple[Tensor, ...]:
+    first, second = function.apply(x)
+    return first, second.sin(), second
+
+
+def scalars(function: Any, x: Tensor) -> tuple[Tensor, ...]:
+    first, second = function.apply(x * x)
+    return first.sum(), second.sum(), first.exp()
+
+
+@pytest.mark.parametrize("used", [(0,), (1,), (0, 1), (2,)], ids=str)
+@pytest.mark.parametrize("shape", [returned, scalars])
+@pytest.mark.parametrize("function", [Asks, NotLinear])
+def test_a_custom_backward_gets_the_gradients_that_there_are(
+    function: Any, shape: Callable[..., Any], used: tuple[int, ...]
+) -> None:
+    """It was the part of the graph, recorded with all gradients, that is left without the others."""
+    found = []
+    for run in (shape, dovetail.compile(shape, backend="aten", fullgraph=True)):
+        x = torch.tensor([0.5, -1.5], requires_grad=True)
+        results = run(function, x)
+        sum(results[place].sum() for place in used).backward()  # type: ignore[union-attr]
+        found.append(x.grad)
+    same(found[0], found[1])
+
+
+class Constant(torch.autograd.Function):
+    """Its backward does not depend on its gradient."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor) -> Tensor:
+        ctx.save_for_backward(x)
+        return x * 2
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> Tensor:
+        (x,) = ctx.saved_tensors
+        return x * 10
+
+
+def constant(x: Tensor) -> tuple[Tensor, ...]:
+    return Constant.apply(x).sum(), (x * 3).sum()
+
+
+def saved_itself(x: Tensor) -> tuple[Tensor, ...]:
+    h = x * 2
+    h.register_hook(lambda gradient: x)
+    return h.sum(), (x * 3).sum()
+
+
+def stacked(x: Tensor) -> tuple[Tensor, ...]:
+    first, second = x.unbind()
+    return Constant.apply(first), second * 3
+
+
+@pytest.mark.parametrize("used", [(0,), (1,), (0, 1)], ids=str)
+@pytest.mark.parametrize("function", [constant, saved_itself, stacked])
+def test_what_depends_on_no_gradient_is_there_where_its_backward_runs(
+    function: Callable[[Tensor], Any], used: tuple[int, ...]
+) -> None:
+    """It was lost where another output had no gradient, and there where its own had none."""
+    found = []
+    for run in (function, dovetail.compile(function, backend="aten", fullgraph=True)):
+        x = torch.tensor([0.5, -1.5], requires_grad=True)
+        results = run(x)
+        found.append(torch.autograd.grad([results[place] for place in used], x, allow_unused=True))
+    same(found[0], found[1])
+
+
+def test_a_hook_of_several_results_runs_where_one_has_no_gradient() -> None:
+    """It waited for the other, which is a result of the same node."""
+
+    def function(x: Tensor) -> tuple[Tensor, Tensor]:
+        return x.sin(), x.cos()
+
+    found: list[list[Any]] = []
+    for run in (function, dovetail.compile(function, backend="aten", fullgraph=True)):
+        seen: list[Any] = []
+        first, second = run(torch.ones(2, requires_grad=True))
+        torch.autograd.graph.register_multi_grad_hook((first, second), seen.append)
+        (first.sum() * 2 + second.sum()).backward(retain_graph=True)
+        second.sum().backward()
+        found.append(seen)
+    same(found[0], found[1])
