@@ -22,8 +22,21 @@ by measured times or by what the cluster's processors reach, and exchanges besid
 from __future__ import annotations
 
 from dovetail.simulator.clusters import CLUSTERS, Cluster, Link
-from dovetail.simulator.plans import Plans, Training, plan
+from dovetail.simulator.plans import Plans, Training, picture, plan, plan_each, summary
 from dovetail.simulator.step import Prediction, simulate
 from dovetail.simulator.worlds import simulated_world
 
-__all__ = ["CLUSTERS", "Cluster", "Link", "Plans", "Prediction", "Training", "plan", "simulate", "simulated_world"]
+__all__ = [
+    "CLUSTERS",
+    "Cluster",
+    "Link",
+    "Plans",
+    "Prediction",
+    "Training",
+    "picture",
+    "plan",
+    "plan_each",
+    "simulate",
+    "simulated_world",
+    "summary",
+]
