@@ -381,7 +381,9 @@ def _hook_of_fsdp(interpreter: TracingInterpreter, function: Any, args: Argument
     with private_tracing.disable_current_modes():
         prepared, lacking = private_fsdp.is_prepared(args[0]), private_fsdp.on_meta(args[0])
     if lacking:
-        raise Break(f"{lacking} is under fully_shard, and on the meta device", "call to_empty(), and fill the parameters")
+        raise Break(
+            f"{lacking} is under fully_shard, and on the meta device", "call to_empty(), and fill the parameters"
+        )
     if not prepared:
         raise Retry("FSDP looks at its modules for the first time", change=functools.partial(_prepared, args[0]))
     return Instead(part, args, kwargs)
