@@ -282,10 +282,10 @@ def _compiled(training: Training, way: _Way, mesh: Any) -> Any:
             fully_shard(unit, mesh=mesh["copies", "shards"] if way.copies > 1 else mesh["shards"])
         return model
 
-    model, passes = spread(training, change), ()
+    passes = []
     if way.shards == 1 and way.copies > 1:
-        passes = (replicate(Team(private_distributed.process_group_name(mesh.get_group("copies")), way.copies)),)
-    return whole_step(step_of(training, model), passes=passes)
+        passes.append(replicate(Team(private_distributed.process_group_name(mesh.get_group("copies")), way.copies)))
+    return whole_step(step_of(training, spread(training, change)), passes=tuple(passes))
 
 
 def _units(model: torch.nn.Module) -> list[torch.nn.Module]:
