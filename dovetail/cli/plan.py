@@ -34,7 +34,8 @@ def run(options: argparse.Namespace) -> int:
     """Print the table; exit status 2 for a script or cluster that cannot be used."""
     # After the arguments were read: a wrong one is told without waiting for torch.
     with without_numpy():
-        from dovetail.simulator import CLUSTERS, Training, picture, plan_each, summary
+        from dovetail.simulator import CLUSTERS, Training
+        from dovetail.simulator.plans import picture, plan_each, summary
 
     problem = ""
     if options.cluster not in CLUSTERS:

@@ -14,7 +14,7 @@ by measured times or by what the cluster's processors reach, and exchanges besid
 ...     return Training(model, torch.optim.AdamW(model.parameters()), loss, batch)
 >>> found = plan(build, 16, CLUSTERS["h100"])
 >>> [row.way for row in found.rows]
-['data parallel', 'sharded']
+['data parallel', 'sharded', 'sharded 8 x data parallel 2']
 >>> found.best.way
 'data parallel'
 """
@@ -22,21 +22,8 @@ by measured times or by what the cluster's processors reach, and exchanges besid
 from __future__ import annotations
 
 from dovetail.simulator.clusters import CLUSTERS, Cluster, Link
-from dovetail.simulator.plans import Plans, Training, picture, plan, plan_each, summary
+from dovetail.simulator.plans import Plans, Training, plan
 from dovetail.simulator.step import Prediction, simulate
 from dovetail.simulator.worlds import simulated_world
 
-__all__ = [
-    "CLUSTERS",
-    "Cluster",
-    "Link",
-    "Plans",
-    "Prediction",
-    "Training",
-    "picture",
-    "plan",
-    "plan_each",
-    "simulate",
-    "simulated_world",
-    "summary",
-]
+__all__ = ["CLUSTERS", "Cluster", "Link", "Plans", "Prediction", "Training", "plan", "simulate", "simulated_world"]
