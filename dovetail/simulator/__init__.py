@@ -16,7 +16,7 @@ by measured times or by what the cluster's processors reach, and exchanges besid
 >>> [row.way for row in found.rows]
 ['data parallel', 'sharded', 'sharded 8 x data parallel 2']
 >>> found.best.way
-'data parallel'
+'sharded 8 x data parallel 2'
 """
 
 from __future__ import annotations

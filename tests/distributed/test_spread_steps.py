@@ -127,7 +127,7 @@ def policies() -> dict[str, dict[str, Any]]:
         "adagrad": {"optimizer": functools.partial(torch.optim.Adagrad, lr=0.1)},
         "frozen": {"frozen": True},
         "tied": {"model": Tied, "parts": 2, "exchanges_once": True},
-        "regions": {"model": Regions, "parts": 2},
+        "regions": {"model": Regions},
         "meta": {"is_meta": True},
     }
 
