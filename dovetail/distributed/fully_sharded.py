@@ -418,7 +418,6 @@ def _region(number: int, function: Any, *args: Any, **kwargs: Any) -> Any:
         _leave()
 
 
-@rule(torch.utils.checkpoint.checkpoint)
 def _checkpoint(interpreter: TracingInterpreter, args: Arguments, kwargs: Keywords) -> Any:
     """What is computed again in the backward finds the parameters as the forward did."""
     if args and private_fsdp.is_used():
@@ -426,6 +425,10 @@ def _checkpoint(interpreter: TracingInterpreter, args: Arguments, kwargs: Keywor
         opened.regions.append([item[1:] for item in opened.wholes])
         args = functools.partial(_region, len(opened.regions) - 1, args[0]), *args[1:]
     return interpret_checkpoint(interpreter, args, kwargs)
+
+
+#: In the place of the rule for programs without FSDP.
+rule[torch.utils.checkpoint.checkpoint] = _checkpoint
 
 
 @end_rule
