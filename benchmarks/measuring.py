@@ -85,14 +85,24 @@ def save(name: str, options: argparse.Namespace, **numbers: Any) -> Path:
 
 
 def peak_of_tensors(run: Callable[[], None]) -> int:
-    """Return the most bytes that torch's allocator held at once during a run, of those that it allocated meanwhile."""
+    """Return the most bytes that torch's allocator held at once during a run, of those that it allocated meanwhile.
+
+    The profiler does not see what another thread frees, such as that of gloo: there the next block at the same address tells.
+    """
     with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU], profile_memory=True) as profile:
         run()
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "trace.json"
         profile.export_chrome_trace(str(path))
         rows = json.loads(path.read_text(encoding="utf-8"))["traceEvents"]
-    found = sorted((row for row in rows if row.get("name") == "[memory]"), key=lambda row: row["ts"])
-    totals = [row["args"].get("Total Allocated", 0) for row in found]
-    # What earlier profiles of this process saw allocated, and is there still, counts in the totals.
-    return max(totals) - (totals[0] - found[0]["args"]["Bytes"]) if found else 0
+    held: dict[int, int] = {}
+    total = peak = 0
+    for row in sorted((row for row in rows if row.get("name") == "[memory]"), key=lambda row: row["ts"]):
+        size, address = row["args"]["Bytes"], row["args"]["Addr"]
+        total += size - (held.pop(address, 0) if size > 0 else 0)
+        if size > 0:
+            held[address] = size
+        else:
+            held.pop(address, None)
+        peak = max(peak, total)
+    return peak

@@ -28,7 +28,7 @@ from dovetail.distributed import data_parallel, shard
 from dovetail.face.compile import compile
 from dovetail.reports.table import Table
 from dovetail.simulator import Cluster, Link, Training, plan
-from dovetail.simulator.plans import use
+from dovetail.simulator.plans import spread, step_of
 from dovetail.torch_private import distributed as private_distributed
 
 SCRIPT = Path(__file__).parent.parent / "examples" / "plan_gpt.py"
@@ -84,22 +84,13 @@ def training() -> Training:
 def make_step(way: str, ranks: int) -> Callable[[], None]:
     """A step as the simulator has it."""
     made = training()
-    model, optimizer = made.model, made.optimizer
+    model = made.model
     if way == "sharded":
-        before = list(model.parameters())
-        model = shard(model)
-        use(optimizer, before, list(model.parameters()))
+        model = spread(made, shard)
     if way.startswith("tensor parallel"):
         mesh = torch.distributed.device_mesh.init_device_mesh("cpu", (ranks,))
-        model = private_distributed.parallelize(model, mesh, made.tensor_parallel)
-
-    def step(*batch: Any) -> torch.Tensor:
-        optimizer.zero_grad()
-        loss = made.loss(model, *batch)
-        loss.backward()
-        optimizer.step()
-        return loss.detach()
-
+        model = spread(made, lambda model: private_distributed.parallelize(model, mesh, made.tensor_parallel))
+    step: Any = step_of(made, model)
     if way == "data parallel":
         step = data_parallel(step, backend="aten", modules=[model])
     else:
@@ -109,7 +100,7 @@ def make_step(way: str, ranks: int) -> Callable[[], None]:
 
 def ways(ranks: int) -> tuple[str, ...]:
     """The ways that are timed on that many processes."""
-    return ("data parallel", "sharded", *((f"tensor parallel {ranks}",) if ranks > 1 else ()))
+    return ("data parallel", *(("sharded", f"tensor parallel {ranks}") if ranks > 1 else ()))
 
 
 def alive() -> int:

@@ -17,7 +17,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--ranks", type=_numbers, required=True, help="processes, one for each GPU; or several: 8,64,1024"
     )
     parser.add_argument("--cluster", default="h100", help="a100 or h100, the default")
-    parser.add_argument("--picture", type=Path, help="an SVG file for the last number of ranks")
+    parser.add_argument("--picture", type=Path, help="an SVG file, with a bar for each way")
     parser.add_argument(
         "script", help="a Python file with a function build() that returns a dovetail.simulator.Training"
     )
@@ -34,7 +34,8 @@ def run(options: argparse.Namespace) -> int:
     """Print the table; exit status 2 for a script or cluster that cannot be used."""
     # After the arguments were read: a wrong one is told without waiting for torch.
     with without_numpy():
-        from dovetail.simulator import CLUSTERS, Training, plan
+        from dovetail.simulator import CLUSTERS, Training
+        from dovetail.simulator.plans import picture, plan_each, summary
 
     problem = ""
     if options.cluster not in CLUSTERS:
@@ -58,11 +59,14 @@ def run(options: argparse.Namespace) -> int:
     if problem:
         print(f"dovetail plan: {problem}", file=sys.stderr)
         return 2
-    for ranks in options.ranks:
-        found = plan(build, ranks, CLUSTERS[options.cluster])
-        print(found, end="\n\n")
-    print(f"{found.cluster.name}: {found.cluster.source}")
+    found = []
+    for plans in plan_each(build, options.ranks, CLUSTERS[options.cluster]):
+        print(plans, end="\n\n", flush=True)
+        found.append(plans)
+    if len(found) > 1:
+        print(summary(found), end="\n\n")
+    print(f"{options.cluster}: {found[0].cluster.source}")
     if options.picture is not None:
-        options.picture.write_text(found.picture(), encoding="utf-8")
+        options.picture.write_text(picture(found), encoding="utf-8")
         print(f"wrote {options.picture}", file=sys.stderr)
     return 0

@@ -231,13 +231,13 @@ def broadcast(tensors: Iterable[torch.Tensor], team: Team) -> None:
                 advice="use dovetail.compile, or hand over a module of plain tensors",
             )
     group = private_distributed.process_group(team.name)
-    shapes = [(tuple(value.shape), str(value.dtype)) for value in values]
+    shapes = [(tuple(value.shape), str(value.dtype), value.device.type) for value in values]
     everyone: list[Any] = [None] * team.size
     torch.distributed.all_gather_object(everyone, (made_by(), shapes), group=group)
     refuse_other_versions([versions for versions, _ in everyone], torch.distributed.get_rank(group))
     if any(other != shapes for _, other in everyone):
         raise DistributedError(
-            "the ranks have parameters or buffers of different number, shape or dtype",
+            "the ranks have parameters or buffers of different number, shape or dtype, or on devices of different kinds",
             advice="build the same model on all ranks",
         )
     first = torch.distributed.get_global_rank(group, 0)

@@ -379,7 +379,11 @@ def _hook_of_fsdp(interpreter: TracingInterpreter, function: Any, args: Argument
             "compile each module that is given to fully_shard, or a whole step with its backward()",
         )
     with private_tracing.disable_current_modes():
-        prepared = private_fsdp.is_prepared(args[0])
+        prepared, lacking = private_fsdp.is_prepared(args[0]), private_fsdp.on_meta(args[0])
+    if lacking:
+        raise Break(
+            f"{lacking} is under fully_shard, and on the meta device", "call to_empty(), and fill the parameters"
+        )
     if not prepared:
         raise Retry("FSDP looks at its modules for the first time", change=functools.partial(_prepared, args[0]))
     return Instead(part, args, kwargs)
@@ -414,7 +418,6 @@ def _region(number: int, function: Any, *args: Any, **kwargs: Any) -> Any:
         _leave()
 
 
-@rule(torch.utils.checkpoint.checkpoint)
 def _checkpoint(interpreter: TracingInterpreter, args: Arguments, kwargs: Keywords) -> Any:
     """What is computed again in the backward finds the parameters as the forward did."""
     if args and private_fsdp.is_used():
@@ -422,6 +425,10 @@ def _checkpoint(interpreter: TracingInterpreter, args: Arguments, kwargs: Keywor
         opened.regions.append([item[1:] for item in opened.wholes])
         args = functools.partial(_region, len(opened.regions) - 1, args[0]), *args[1:]
     return interpret_checkpoint(interpreter, args, kwargs)
+
+
+#: In the place of the rule for programs without FSDP.
+rule[torch.utils.checkpoint.checkpoint] = _checkpoint
 
 
 @end_rule

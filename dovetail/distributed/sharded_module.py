@@ -114,18 +114,25 @@ def shard(module: nn.Module, mesh: Any = None, *, reduction: str = "mean", eager
         raise OptionError(f"reduction must be 'mean' or 'sum', not {reduction!r}")
     if not isinstance(module, nn.Module):
         raise ShardedModuleError(f"a {type(module).__name__} is no module", advice="hand over a torch.nn.Module")
-    group = None
-    if mesh is not None:
-        if mesh.ndim != 1:
-            raise OptionError(
-                f"the mesh has {mesh.ndim} dimensions",
-                advice='hand over one of them: mesh["name"], or use one dimension',
-            )
-        group = mesh.get_group()
-    team, found = current_team(group)
+    team, found = current_team(None if mesh is None else _group_of(mesh))
     _check(module)
     broadcast(tensors_of([module]), team)
     return Sharded(module, team, torch.distributed.get_rank(found), reduction, eager_optimizer)
+
+
+def _group_of(mesh: Any) -> Any:
+    if not isinstance(mesh, torch.distributed.device_mesh.DeviceMesh):
+        raise OptionError(
+            f"a {type(mesh).__name__} is no device mesh",
+            advice="hand over what torch.distributed.device_mesh.init_device_mesh returns",
+        )
+    if mesh.ndim != 1:
+        raise OptionError(
+            f"the mesh has {mesh.ndim} dimensions", advice='hand over one of them: mesh["name"], or use one dimension'
+        )
+    if mesh.get_coordinate() is None:
+        raise DistributedError("this rank is not in the mesh", advice="call it on the ranks of the mesh only")
+    return mesh.get_group()
 
 
 def _check(module: nn.Module) -> None:

@@ -14,9 +14,9 @@ by measured times or by what the cluster's processors reach, and exchanges besid
 ...     return Training(model, torch.optim.AdamW(model.parameters()), loss, batch)
 >>> found = plan(build, 16, CLUSTERS["h100"])
 >>> [row.way for row in found.rows]
-['data parallel', 'sharded']
+['data parallel', 'sharded', 'sharded 8 x data parallel 2']
 >>> found.best.way
-'data parallel'
+'sharded 8 x data parallel 2'
 """
 
 from __future__ import annotations

@@ -59,18 +59,27 @@ class Cluster:
         count = len(ranks)
         if count < 2:
             return 0.0
-        nodes = Counter(rank // self.ranks_per_node for rank in ranks)
-        together = max(nodes.values())
+        nodes, together = self._nodes(ranks)
         width = min(
-            [self.inside.bytes] * (together > 1) + [self.between.bytes * together] * (len(nodes) > 1), default=math.inf
+            [self.inside.bytes] * (together > 1) + [self.between.bytes * together] * (nodes > 1), default=math.inf
         )
-        hops = (
-            math.ceil(math.log2(together)) * self.inside.latency
-            + math.ceil(math.log2(len(nodes))) * self.between.latency
-        )
+        hops = math.ceil(math.log2(together)) * self.inside.latency + math.ceil(math.log2(nodes)) * self.between.latency
         sent = size if collective in ("broadcast", "scatter", "reduce") else size * (count - 1) / count
         times = 2 if collective == "all_reduce" else 1
         return times * (hops + sent / width)
+
+    def _nodes(self, ranks: Sequence[int]) -> tuple[int, int]:
+        """How many nodes these ranks are on, and how many of them are on one node at most.
+
+        >>> CLUSTERS["h100"]._nodes(range(0, 16384, 2)), CLUSTERS["h100"]._nodes([0, 1, 2, 11])
+        ((2048, 4), (2, 3))
+        """
+        node = self.ranks_per_node
+        if isinstance(ranks, range) and ranks.start == 0 and (node % ranks.step == 0 or ranks.step % node == 0):
+            together = min(len(ranks), max(1, node // ranks.step))
+            return math.ceil(len(ranks) / together), together
+        counts = Counter(rank // node for rank in ranks)
+        return len(counts), max(counts.values())
 
 
 _NCCL = "latencies: NCCL's tuning table, ring and tree with protocol Simple (src/graph/tuning.cc)"

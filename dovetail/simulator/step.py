@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+import functools
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -72,16 +73,41 @@ def simulate(compiled: Any, cluster: Cluster, *, measured: bool = False) -> Pred
 
     Raises :class:`StageError` where nothing has been compiled yet.
     """
-    function = compiled_function(compiled)
-    entries = [entry for entry in function.entries if entry.compiled is not None]
-    if not entries:
-        raise StageError("nothing has been compiled yet", advice="call the compiled function once before it is asked")
-    entry = entries[0]
-    clock = Clock(cluster, _times(entry, cluster, measured))
-    for node in entry.compiled.joint.graph.nodes:
-        if node.op == "call_function":
+    return Step.of(compiled, cluster, measured).run(ranks_of_group)
+
+
+def ranks_of_group(name: str) -> Sequence[int]:
+    """The ranks of a process group that is there now."""
+    return torch.distributed.get_process_group_ranks(private_distributed.process_group(name))
+
+
+@dataclass(frozen=True)
+class Step:
+    """One rank's operators and exchanges in order, what each operator takes, and the peak of memory."""
+
+    cluster: Cluster
+    nodes: tuple[torch.fx.Node, ...]
+    seconds: Callable[[torch.fx.Node], float]
+    peak_memory: int
+
+    @classmethod
+    def of(cls, compiled: Any, cluster: Cluster, measured: bool) -> Step:
+        """That of the graph which was used last; raises :class:`StageError` where there is none."""
+        entries = [entry for entry in compiled_function(compiled).entries if entry.compiled is not None]
+        if not entries:
+            raise StageError(
+                "nothing has been compiled yet", advice="call the compiled function once before it is asked"
+            )
+        made = entries[0].compiled
+        nodes = tuple(node for node in made.joint.graph.nodes if node.op == "call_function")
+        return cls(cluster, nodes, _times(entries[0], cluster, measured), memory_of_call(made).peak)
+
+    def run(self, ranks_of: Callable[[str], Sequence[int]]) -> Prediction:
+        """The prediction, where the process group of a name has these ranks."""
+        clock = Clock(self.cluster, self.seconds, ranks_of)
+        for node in self.nodes:
             clock.run(node)
-    return clock.stop(memory_of_call(entry.compiled).peak)
+        return clock.stop(self.peak_memory)
 
 
 def _times(entry: Entry, cluster: Cluster, measured: bool) -> Callable[[torch.fx.Node], float]:
@@ -98,9 +124,15 @@ def _times(entry: Entry, cluster: Cluster, measured: bool) -> Callable[[torch.fx
 class Clock:
     """Time on one rank: that of the operators, and for each process group the time until which its links are in use."""
 
-    def __init__(self, cluster: Cluster, seconds: Callable[[torch.fx.Node], float]) -> None:
+    def __init__(
+        self,
+        cluster: Cluster,
+        seconds: Callable[[torch.fx.Node], float],
+        ranks_of: Callable[[str], Sequence[int]] = ranks_of_group,
+    ) -> None:
         self._cluster = cluster
         self._seconds = seconds
+        self._ranks_of = functools.cache(ranks_of)
         self._now = self._computed = self._waited = 0.0
         self._busy: dict[str, float] = {}
         self._exchanges: dict[torch.fx.Node, Exchange] = {}
@@ -128,7 +160,7 @@ class Clock:
             name,
         )
         group = next(item for item in reversed(node.args) if isinstance(item, str))
-        ranks = torch.distributed.get_process_group_ranks(private_distributed.process_group(group))
+        ranks = self._ranks_of(group)
         # A gather gives the whole, the others take it.
         whole = (
             [node.meta["val"]] if collective == "all_gather" else [item.meta["val"] for item in node.all_input_nodes]

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import math
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 
 import torch
 import torch.distributed
+from torch.distributed.device_mesh import DeviceMesh
 
 from dovetail.errors import DistributedError, OptionError
 from dovetail.torch_private import distributed as private_distributed
@@ -35,3 +37,16 @@ def simulated_world(ranks: int) -> Iterator[None]:
     finally:
         torch.distributed.destroy_process_group()
         sys.excepthook = hook
+
+
+def simulated_mesh(**sizes: int) -> DeviceMesh:
+    """A mesh of all ranks of a simulated world, of named dimensions, the last of which are neighbours.
+
+    Only the groups of this process's rank are made, one for each dimension; ``init_device_mesh`` makes those of all ranks.
+    """
+    ranks = torch.arange(math.prod(sizes.values())).view(*sizes.values())
+    groups = []
+    for dimension in range(len(sizes)):
+        own = ranks[tuple(slice(None) if other == dimension else 0 for other in range(len(sizes)))]
+        groups.append(torch.distributed.new_group(own.tolist()))
+    return DeviceMesh.from_group(groups, "cpu", ranks, mesh_dim_names=tuple(sizes))

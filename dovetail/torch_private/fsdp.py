@@ -23,6 +23,12 @@ def is_prepared(state: Any) -> bool:
     return state._is_root is not None and not _without_whole(state)
 
 
+def on_meta(state: Any) -> str:
+    """A parameter of its modules that has no memory yet, with which no forward may begin, or ""."""
+    names = (name for module in state._modules for name, value in module.named_parameters() if value.is_meta)
+    return next(names, "")
+
+
 def prepare(state: Any) -> None:
     """Do what FSDP does in front of the first forward and in it.
 

@@ -31,6 +31,7 @@ FAULTS: dict[str, Callable[[Path], None]] = {
     ),
     "slow": lambda folder: test_faults.test_a_rank_that_is_slow_changes_nothing(),
     "dies and three of four go on": lambda folder: test_faults.test_three_of_four_ranks_come_back(folder, "replicated"),
+    "torchrun starts again": test_faults.test_torchrun_starts_again,
     "torchrun loses a machine": test_faults.test_torchrun_goes_on_without_a_machine,
     "hangs": lambda folder: test_faults.test_a_rank_that_hangs("replicated"),
 }

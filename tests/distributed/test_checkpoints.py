@@ -28,7 +28,7 @@ def prepared(place: str, ranks: int) -> tuple[Any, Any, Any]:
     for index, block in enumerate(model.blocks):
         made = _compile(block, fullgraph=True) if place in ("blocks", "copies") else block
         model.blocks[index] = made if place in ("alone", "copies", "whole") else fully_shard(made)
-    if place in ("blocks", "eager"):
+    if place in ("blocks", "eager", "step"):
         fully_shard(model)
     forward = (
         _compile(model) if place == "whole" else data_parallel(model, backend="aten") if place == "copies" else model
@@ -36,13 +36,18 @@ def prepared(place: str, ranks: int) -> tuple[Any, Any, Any]:
     return model, forward, torch.optim.AdamW(model.parameters(), lr=0.01)
 
 
-def train(forward: Any, optimizer: Any, start: int, end: int, rank: int, ranks: int) -> None:
+def train(forward: Any, optimizer: Any, start: int, end: int, rank: int, ranks: int, compiles: bool = False) -> None:
     """The steps from ``start`` to ``end`` on this rank's part of the batches."""
+
+    def step(x: torch.Tensor, y: torch.Tensor) -> None:
+        nn.functional.mse_loss(forward(x), y).backward()
+        optimizer.step()
+        optimizer.zero_grad()
+
+    chosen = _compile(step, fullgraph=True) if compiles else step
     for number, (x, y) in enumerate(batches(end, rank, ranks)):
         if number >= start:
-            nn.functional.mse_loss(forward(x), y).backward()
-            optimizer.step()
-            optimizer.zero_grad()
+            chosen(x, y)
 
 
 def states(model: Any, optimizer: Any) -> dict[str, Any]:
@@ -58,7 +63,7 @@ def saved(rank: int, folder: str, place: str) -> Any:
 
     ranks = torch.distributed.get_world_size()
     model, forward, optimizer = prepared(place, ranks)
-    train(forward, optimizer, 0, 2, rank, ranks)
+    train(forward, optimizer, 0, 2, rank, ranks, place == "step")
     state = states(model, optimizer)
     checkpoint.save(state, checkpoint_id=folder)
     return sorted(state["model"]), sorted(state["optimizer"]["state"]), list(model.state_dict())
@@ -78,7 +83,7 @@ def resumed(rank: int, folder: str, place: str) -> Any:
     checkpoint.load(state, checkpoint_id=folder)
     set_state_dict(model, optimizer, model_state_dict=state["model"], optim_state_dict=state["optimizer"])
     read = whole(model.state_dict().values())
-    train(forward, optimizer, 2, 4, rank, ranks)
+    train(forward, optimizer, 2, 4, rank, ranks, place == "step")
     return read, whole(model.state_dict().values())
 
 
@@ -111,6 +116,7 @@ def test_from_two_ranks_to_one(tmp_path: Path) -> None:
         ((4, "blocks"), (2, "eager")),
         ((1, "whole"), (2, "blocks")),
         ((2, "eager"), (1, "blocks")),
+        ((2, "step"), (1, "step")),
     ],
 )
 def test_from_some_ranks_to_others(tmp_path: Path, before: tuple[int, str], after: tuple[int, str]) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import os
+import warnings
 from typing import Any
 
 import pytest
@@ -108,15 +109,23 @@ def test_a_rank_that_dies_is_named_and_the_rest_can_go_on() -> None:
     assert code == 3
 
 
-def different_models(rank: int) -> str:
-    compiled = data_parallel(nn.Linear(3, 2 + rank), backend="aten")
-    with pytest.raises(DistributedError) as error:
-        compiled(torch.ones(2, 3))
-    return str(error.value)
+def different_models(rank: int) -> list[str]:
+    """Another shape, and another device, on one rank only; then a mesh that this rank is not in."""
+    texts = []
+    for other in (nn.Linear(3, 3), nn.Linear(3, 2, device="meta")):
+        with pytest.raises(DistributedError) as error:
+            data_parallel(other if rank else nn.Linear(3, 2), backend="aten")(torch.ones(2, 3))
+        texts.append(str(error.value))
+    mesh = torch.distributed.device_mesh.DeviceMesh("cpu", [0])
+    if rank:
+        with pytest.raises(DistributedError, match="this rank is not in the mesh"):
+            shard(nn.Linear(3, 2), mesh)
+    return texts
 
 
 def test_models_of_different_shape_are_refused_before_anything_is_sent() -> None:
-    assert all("different number, shape or dtype" in text for text in run(different_models, 2))
+    for texts in run(different_models, 2):
+        assert len(texts) == 2 and all("different number, shape or dtype, or on devices" in text for text in texts)
 
 
 @pytest.fixture
@@ -179,6 +188,28 @@ def test_what_the_loss_does_not_read_has_no_gradient(way: str, bucket_bytes: int
         assert (wanted.grad is None) is (found.grad is None)
         if wanted.grad is not None:
             torch.testing.assert_close(found.grad, wanted.grad)
+
+
+@pytest.mark.usefixtures("alone")
+def test_what_is_no_mesh() -> None:
+    for wrong in ("cpu", torch.distributed.group.WORLD):
+        with pytest.raises(OptionError, match="is no device mesh"):
+            shard(nn.Linear(3, 1), wrong)
+
+
+@pytest.mark.usefixtures("alone")
+def test_parameters_without_memory_under_fully_shard() -> None:
+    """The graph says what is missing; where it may break, eager does (the first time: its second call has another error)."""
+    from torch.distributed.fsdp import fully_shard
+
+    model = fully_shard(nn.Linear(3, 1, device="meta"))
+    step = make_step(model, torch.optim.SGD(model.parameters(), lr=0.1))
+    batch = torch.ones(2, 3), torch.ones(2, 1)
+    with pytest.raises(GraphBreakError, match=r"weight is under fully_shard, and on the meta device(.|\n)*to_empty"):
+        dovetail.compile(step, backend="aten", fullgraph=True)(*batch)
+    with pytest.raises(RuntimeError, match="materialized from meta device"), warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        dovetail.compile(step, backend="aten")(*batch)
 
 
 @pytest.mark.usefixtures("alone")

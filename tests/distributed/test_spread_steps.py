@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import torch
 from torch import nn
+from torch.utils.checkpoint import checkpoint
 
 import dovetail
 from dovetail.errors import GraphBreakError, GraphBreakWarning
@@ -20,17 +21,53 @@ from tests.distributed.world import run
 _compile = functools.partial(dovetail.compile, backend="aten", fullgraph=True)
 
 
+class Tied(Model):
+    """The head's weight is the first layer's of each block too: one parameter of the outermost module under three names."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.ends = nn.ModuleList(nn.Linear(4, 2) for _ in range(2))
+        for end in self.ends:
+            end.weight = self.head.weight
+
+    def forward(self, x: torch.Tensor, **settings: Any) -> torch.Tensor:
+        return super().forward(x) + self.ends[0](x) * self.ends[1](torch.tanh(x))
+
+
+class Regions(Model):
+    """Regions that are computed again: in one another, with a block, without one, and with a parameter of the outermost module."""
+
+    def _first(self, x: torch.Tensor) -> torch.Tensor:
+        return torch.sin(self.blocks[0](x)["x"]) * x
+
+    def _both(self, x: torch.Tensor) -> torch.Tensor:
+        return self.blocks[1](again(self._first, x))["x"]  # type: ignore[no-any-return]
+
+    def forward(self, x: torch.Tensor, **settings: Any) -> torch.Tensor:
+        x = again(lambda given: given @ self.head.weight.t() @ self.head.weight + given, x)
+        return self.head(again(lambda given: given.sin() * given.cos(), again(self._both, x)))  # type: ignore[no-any-return]
+
+
+again = functools.partial(checkpoint, use_reentrant=False)
+
+
 def sharded(**options: Any) -> Any:
     from torch.distributed.fsdp import fully_shard
 
-    model: Any = Model()
+    with torch.device("meta" if options.pop("is_meta", False) else "cpu"):
+        model: Any = options.pop("model", Model)()
     if "replicas" in options:
         copies = options.pop("replicas")
         shape = copies, torch.distributed.get_world_size() // copies
         options["mesh"] = torch.distributed.init_device_mesh("cpu", shape, mesh_dim_names=("copies", "parts"))
     for block in model.blocks:
         fully_shard(block, **options)
-    return fully_shard(model, **options)
+    fully_shard(model, **options)
+    if model.head.weight.is_meta:
+        model.to_empty(device="cpu")
+        for parameter in model.parameters():
+            torch.nn.init.constant_(parameter, 0.3)
+    return model
 
 
 def make_step(
@@ -87,7 +124,11 @@ def policies() -> dict[str, dict[str, Any]]:
         "partly copies": {"replicas": 2, "parts": 2, "setting": "set_requires_all_reduce", "mp_policy": mixed},
         "evaluated": {"setting": "evaluates", "reshard_after_forward": True},
         "sgd": {"optimizer": functools.partial(torch.optim.SGD, lr=0.1, momentum=0.9, weight_decay=0.1)},
+        "adagrad": {"optimizer": functools.partial(torch.optim.Adagrad, lr=0.1)},
         "frozen": {"frozen": True},
+        "tied": {"model": Tied, "parts": 2, "exchanges_once": True},
+        "regions": {"model": Regions},
+        "meta": {"is_meta": True},
     }
 
 

@@ -19,7 +19,7 @@ _context = multiprocessing.get_context("forkserver")
 _context.set_forkserver_preload(["tests.distributed.preloaded"])
 
 
-def run(scenario: Callable[..., Any], size: int, *args: Any, seconds: float = 60.0) -> list[Any]:
+def run(scenario: Callable[..., Any], size: int, *args: Any, seconds: float = 180.0) -> list[Any]:
     """``scenario(rank, *args)`` on ``size`` ranks; a list of what they return. Raises AssertionError if one raises."""
     outcomes = outcomes_of(scenario, size, *args, seconds=seconds)
     for rank, (kind, value) in enumerate(outcomes):
@@ -27,7 +27,7 @@ def run(scenario: Callable[..., Any], size: int, *args: Any, seconds: float = 60
     return [value for _, value in outcomes]
 
 
-def outcomes_of(scenario: Callable[..., Any], size: int, *args: Any, seconds: float = 60.0) -> list[tuple[str, Any]]:
+def outcomes_of(scenario: Callable[..., Any], size: int, *args: Any, seconds: float = 180.0) -> list[tuple[str, Any]]:
     """The same, with "returned", "raised" or "died" before each value."""
     with tempfile.TemporaryDirectory() as folder:
         processes = [_context.Process(target=_child, args=(scenario, rank, size, folder, args)) for rank in range(size)]
@@ -44,7 +44,7 @@ def outcomes_of(scenario: Callable[..., Any], size: int, *args: Any, seconds: fl
         return found
 
 
-def init(rank: int, size: int, folder: str, name: str = "store", seconds: float = 20.0) -> None:
+def init(rank: int, size: int, folder: str, name: str = "store", seconds: float = 60.0) -> None:
     """Join the process group."""
     torch.distributed.init_process_group(
         "gloo",

@@ -6,6 +6,7 @@ import math
 import sys
 import xml.etree.ElementTree as ElementTree
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +21,7 @@ from dovetail.distributed import data_parallel
 from dovetail.errors import DistributedError, OptionError, StageError
 from dovetail.reports.cost import memory_of_call
 from dovetail.simulator import CLUSTERS, Cluster, Link, Training, plan, simulate, simulated_world
+from dovetail.simulator.worlds import simulated_mesh
 
 #: One second for each operation, each byte of an exchange and each message; memory traffic is free.
 BY_HAND = Cluster("by hand", 1, Link(1.0, 0.0), Link(1.0, 1.0), flops=1.0, bytes=math.inf, memory=1e9)
@@ -106,9 +108,12 @@ def test_tensor_parallel_divides_the_products() -> None:
     assert list(rows) == [
         "data parallel",
         "sharded",
+        "sharded 4 x data parallel 2",
         "tensor parallel 2 x data parallel 4",
         "tensor parallel 4 x data parallel 2",
+        "tensor parallel 4 x sharded 2",
     ]
+    assert all(row.prediction is not None for row in rows.values()), [row.problem for row in rows.values()]
     both = rows["tensor parallel 4 x data parallel 2"]
     assert both.prediction is not None, both.problem
     assert both.batches == 2
@@ -116,6 +121,30 @@ def test_tensor_parallel_divides_the_products() -> None:
     counts = sorted(item.ranks for item in both.prediction.exchanges)
     # The sum of the second layer among four; the gradients, and the check that both ranks have the same plan, among two.
     assert counts == [2, 2, 4]
+
+
+def test_the_optimizer_steps_what_a_way_has_made_of_the_model() -> None:
+    """Each way has other parameters than those that the optimizer was made for, and all of them are updated."""
+    made = []
+
+    def remembered() -> Training:
+        found = build({"0": ColwiseParallel(), "2": RowwiseParallel()})
+        made.append(replace(found, optimizer=torch.optim.SGD(found.model.parameters(), lr=0.1, momentum=0.9)))
+        return made[-1]
+
+    rows = plan(remembered, 4, Cluster(**{**vars(BY_HAND), "ranks_per_node": 2})).rows
+    used = [training for training in made if training.optimizer.state]
+    assert len(used) == len(rows) == 5
+    for training in used:
+        stepped = {parameter for group in training.optimizer.param_groups for parameter in group["params"]}
+        assert stepped == set(training.optimizer.state) == set(training.model.parameters())
+
+
+def test_a_mesh_has_the_groups_of_its_own_rank() -> None:
+    with simulated_world(16384):
+        mesh = simulated_mesh(copies=2048, tensor=8)
+        ranks = {name: torch.distributed.get_process_group_ranks(mesh.get_group(name)) for name in ("copies", "tensor")}
+    assert ranks == {"copies": list(range(0, 16384, 8)), "tensor": list(range(8))}
 
 
 def test_the_best_is_the_fastest_that_fits() -> None:
@@ -200,8 +229,11 @@ def test_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None
     printed = capsys.readouterr().out
     assert "2 ranks of a100" in printed
     assert "16 ranks of a100" in printed
+    assert "of linear" in printed
     assert "data sheet" in printed
-    assert ElementTree.parse(picture).getroot().tag.endswith("svg")
+    drawn = ElementTree.parse(picture).getroot()
+    titles = [text for text in drawn.itertext() if "ranks of a100" in text]
+    assert drawn.tag.endswith("svg") and len(titles) == 2
 
 
 @pytest.mark.parametrize(
