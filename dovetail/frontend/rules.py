@@ -176,6 +176,8 @@ data_rule: Chain[FunctionRule] = Chain()
 
 #: How the number or text that an immutable object of a library holds is read; None for other objects.
 content_rule: Chain[Callable[[Any], Callable[[Any], Any] | None]] = Chain()
+#: ``rule(values, object, source)`` gives the stand-in of an immutable object that holds a number that was seen to change.
+changing_rule: Chain[Callable[[Values, Any, Source], Any]] = Chain()
 
 
 def content_of(value: Any) -> Callable[[Any], Any] | None:

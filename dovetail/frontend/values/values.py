@@ -21,7 +21,7 @@ from dovetail.errors import CaptureError, UserLocation
 from dovetail.frontend.code.frame import Break
 from dovetail.frontend.effects.journal import EffectJournal
 from dovetail.frontend.interpreter.call_tables import runs_natively
-from dovetail.frontend.rules import KINDS, ValueKind, content_of
+from dovetail.frontend.rules import KINDS, ValueKind, changing_rule, content_of
 from dovetail.frontend.values.leaves import (
     IDENTITY_TYPES,
     LEAF_TYPES,
@@ -222,6 +222,9 @@ class Values:
                 self.guard(source, TypeIs(kind), f"{source.name} was read")
                 self.guard(source, Length(len(value)), f"{source.name} was read")
                 return kind([self.read(item, ItemSource(source, position)) for position, item in enumerate(value)])
+            found = (handler(self, value, source) for handler in changing_rule)
+            if (stand_in := next(found, NotImplemented)) is not NotImplemented:
+                return stand_in
         if kind in LEAF_TYPES or is_leaf_value(value):
             self.guard(source, Equals(value), f"{source.name} was read")
             return value

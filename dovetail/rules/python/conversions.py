@@ -14,7 +14,7 @@ from dovetail.frontend.code.frame import Break
 from dovetail.frontend.interpreter.builtin_rules import WrappingIterator
 from dovetail.frontend.interpreter.lookup import MISSING, class_attribute, python_method
 from dovetail.frontend.protocol import TracingInterpreter
-from dovetail.frontend.rules import Arguments, Keywords, rule
+from dovetail.frontend.rules import STAND_INS, Arguments, Keywords, rule
 from dovetail.frontend.values.aliases import guard_key
 from dovetail.frontend.values.leaves import plain_numbers
 from dovetail.frontend.values.values import Values
@@ -40,6 +40,8 @@ def _conversion(function: Any, method_name: str) -> Any:
             return interpreter.operate(operator.pow, *args)
         if args:
             value = args[0]
+            if type(value) in STAND_INS:
+                return STAND_INS[type(value)].call(interpreter, function, args, kwargs)
             if private_sizes.is_symbolic(value):
                 if (function is int and isinstance(value, torch.SymInt)) or (
                     function is float and isinstance(value, torch.SymFloat)

@@ -57,6 +57,8 @@ _MAKERS = (
 
 #: ``rule(interpreter, function, args, kwargs)`` has NumPy compute in the graph what is not known.
 unknown_arrays: Chain[Callable[[TracingInterpreter, Any, Arguments, Keywords], Any]] = Chain()
+#: ``rule(interpreter, function, args)`` computes with numbers that change from call to call.
+changing_numbers: Chain[Callable[[TracingInterpreter, Any, Arguments], Any]] = Chain()
 
 
 class _Arrays:
@@ -140,6 +142,10 @@ def compute(interpreter: TracingInterpreter, function: Any, args: Arguments, kwa
     stand_in = kind_among((*args, *kwargs.values()))
     if stand_in is not None:
         return stand_in.call(interpreter, function, args, kwargs)
+    for changing in () if kwargs else changing_numbers:
+        found = changing(interpreter, function, args)
+        if found is not NotImplemented:
+            return found
     try:
         given, keywords = _known(interpreter, args), _known(interpreter, kwargs)
     except Break:

@@ -13,7 +13,7 @@ from dovetail.frontend.code.frame import Break
 from dovetail.frontend.interpreter.builtin_rules import WrappingIterator
 from dovetail.frontend.interpreter.callbacks import callback_codes, watched
 from dovetail.frontend.protocol import TracingInterpreter
-from dovetail.frontend.rules import Arguments, Keywords, operator_rule, rule
+from dovetail.frontend.rules import STAND_INS, Arguments, Keywords, operator_rule, rule
 from dovetail.rules.python.iterators import called_for_items
 from dovetail.torch_private import sizes as private_sizes
 from dovetail.torch_private import tracing as private_tracing
@@ -131,8 +131,9 @@ def _ordering(function: Any) -> None:
 
 
 def _of_numbers(interpreter: TracingInterpreter, function: Any, numbers: Arguments) -> Any:
-    """``max`` or ``min`` where some number is made of data or a tensor, else NotImplemented."""
-    if not any(isinstance(item, torch.Tensor) or private_sizes.is_data_number(item) for item in numbers):
+    """``max`` or ``min`` where some number is made of data, a tensor or a stand-in, else NotImplemented."""
+    kinds = (torch.Tensor, *STAND_INS)
+    if not any(isinstance(item, kinds) or private_sizes.is_data_number(item) for item in numbers):
         return NotImplemented
     for handler in operator_rule.get(function, ()):
         chosen = handler(interpreter, function, numbers)

@@ -172,7 +172,7 @@ def derive(interpreter: TracingInterpreter, function: Any, numbers: Arguments) -
     except (ArithmeticError, ValueError):
         # Other numbers may raise nothing: what the program does about the error holds for these alone.
         return function(*[plain_numbers(item) for item in numbers])
-    sources = tuple(_source_of(interpreter, item) if private_sizes.is_symbolic(item) else item for item in numbers)
+    sources = tuple(source_of_number(interpreter, item) if private_sizes.is_symbolic(item) else item for item in numbers)
     if type(value) not in (int, float, bool) or any(source is None for source in sources):
         return function(*[plain_numbers(item) for item in numbers])
     shown = [item.name if isinstance(item, Source) else repr(item) for item in sources]
@@ -210,7 +210,7 @@ def _geometry(tensor: Source, kind: str, dim: int) -> Source:
     return ComputedSource(torch.Tensor.storage_offset, (tensor,), f"{tensor.name}.storage_offset()")
 
 
-def _source_of(interpreter: TracingInterpreter, number: Any) -> Source | None:
+def source_of_number(interpreter: TracingInterpreter, number: Any) -> Source | None:
     """The way to find a symbolic number again; None where there is none."""
     expression = private_sizes.first_expression(number)
     bindings = interpreter.trace.bindings()

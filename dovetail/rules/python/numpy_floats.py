@@ -1,0 +1,206 @@
+"""``numpy.float64`` numbers that change from call to call: what NumPy makes of symbolic numbers, and arguments seen to change.
+
+The program sees a stand-in that holds a symbolic float. NumPy itself computes it at every call, when the guards are checked: its
+functions of plain numbers have no effects, and where one would warn, the entry misses. Torch takes such a number for a Python
+float. All else is given the plain number, which then holds for this call only.
+"""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from dovetail.errors import CaptureError
+from dovetail.frontend.protocol import TracingInterpreter
+from dovetail.frontend.rules import Arguments, Keywords, ValueKind, callable_rule, changing_rule, operator_rule, rule, value_kind
+from dovetail.frontend.values.values import Values
+from dovetail.guards import ComputedSource, Equals, Source
+from dovetail.rules.python.numpy_numbers import NUMPY, array_number
+from dovetail.rules.python.numpy_values import changing_numbers
+from dovetail.rules.sizes.exact_numbers import PYTHON_ONLY, source_of_number
+from dovetail.runtime.recipe import Recipe
+from dovetail.runtime.recipe_builder import RecipeBuilder
+from dovetail.torch_private import sizes as private_sizes
+from dovetail.torch_private import tensors as private_tensors
+from dovetail.trace import can_be_symbolic
+
+_SYMBOLIC = (torch.SymInt, torch.SymFloat)
+_OPERATORS = frozenset(
+    {
+        *(operator.add, operator.sub, operator.mul, operator.truediv, operator.floordiv, operator.mod, operator.pow),
+        *(operator.iadd, operator.isub, operator.imul, operator.itruediv, operator.neg, operator.pos, operator.abs),
+        *(operator.lt, operator.le, operator.gt, operator.ge, operator.eq, operator.ne),
+    }
+)
+
+
+class NumpyFloat:
+    """A ``numpy.float64`` that changes; ``number`` is the symbolic float that it holds."""
+
+    def __init__(self, number: torch.SymFloat) -> None:
+        self.number = number
+
+
+def _plain(value: Any) -> Any:
+    """The number of this call, to which the entry is then held."""
+    return NUMPY.float64(float(value.number)) if type(value) is NumpyFloat else value
+
+
+def _as_plain(name: str) -> Callable[..., Any]:
+    return lambda self, *args: getattr(_plain(self), name)(*map(_plain, args))
+
+
+for _name in ("bool", "float", "int", "complex", "hash", "repr", "str", "format", "round", "abs", "neg", "lt", "gt", "eq"):
+    # For native code, which knows no stand-ins.
+    setattr(NumpyFloat, f"__{_name}__", _as_plain(f"__{_name}__"))
+
+
+@dataclass(frozen=True)
+class _Compute:
+    """A function of NumPy's, or an operator, on numbers, of which some are NumPy's own; ValueError where NumPy would warn."""
+
+    function: Any
+    numpys: tuple[bool, ...]
+
+    def __call__(self, *numbers: Any) -> Any:
+        given = [NUMPY.float64(item) if flag else item for item, flag in zip(numbers, self.numpys, strict=True)]
+        with NUMPY.errstate(all="raise"):
+            result = self.function(*given)
+        if type(result) not in (NUMPY.float64, NUMPY.bool_):
+            raise ValueError("another type than float64")
+        return result.item()
+
+
+@changing_numbers
+def compute_number(interpreter: TracingInterpreter, function: Any, args: Arguments) -> Any:
+    """What NumPy makes of numbers, at least one of which changes; NotImplemented where that is no float and no truth value."""
+    is_known = all(type(item) in (int, float, NumpyFloat, *_SYMBOLIC, NUMPY.float64) for item in args)
+    if not is_known or not any(type(item) in (NumpyFloat, *_SYMBOLIC) for item in args):
+        return NotImplemented
+    numbers = [item.number if type(item) is NumpyFloat else item for item in args]
+    if any(map(private_sizes.is_data_number, numbers)):
+        return NotImplemented
+    found = [source_of_number(interpreter, item) if type(item) in _SYMBOLIC else item for item in numbers]
+    compute = _Compute(function, tuple(type(item) in (NumpyFloat, NUMPY.float64) for item in args))
+    hints = [item.node.hint if type(item) in _SYMBOLIC else item for item in numbers]
+    try:
+        value = compute(*hints)
+    except (ArithmeticError, TypeError, ValueError):
+        return NotImplemented
+    if any(item is None for item in found):
+        return NotImplemented
+    # Equal text is not the same source: the numbers are held as Python has them.
+    found = [item.item() if type(item) is NUMPY.float64 else item for item in found]
+    shown = ", ".join(item.name if isinstance(item, Source) else repr(item) for item in found)
+    source = ComputedSource(compute, tuple(found), f"{function.__name__}({shown})")
+    if type(value) is float and can_be_symbolic(value):
+        return NumpyFloat(interpreter.values.symbolic_number(value, source))
+    interpreter.values.guard(source, Equals(value), f"{source.name} was computed")
+    return NUMPY.float64(value) if type(value) is float else NUMPY.bool_(value)
+
+
+class _Kind(ValueKind):
+    """Numbers of NumPy's that change."""
+
+    def claims(self, real: torch.Tensor) -> bool:
+        """No tensor is one."""
+        return False
+
+    def holds(self, value: Any) -> bool:
+        """Whether this is a stand-in."""
+        return type(value) is NumpyFloat
+
+    def example(self, values: Any, value: Any) -> Any:
+        """A number of the same type."""
+        return NUMPY.float64(1.0)
+
+    def leave(self, interpreter: TracingInterpreter, builder: RecipeBuilder, value: Any) -> Recipe:
+        """NumPy's number of what the symbol is at a call."""
+        return builder.made(value, NUMPY.float64, [value.number])
+
+    def attribute(self, value: Any, name: str) -> Any:
+        """``value.name``: ``item`` reads the number; all else is asked of the number of this call."""
+        return _Item(value.number) if name == "item" else getattr(_plain(value), name)
+
+    def call(self, interpreter: TracingInterpreter, function: Any, args: Arguments, kwargs: Keywords) -> Any:
+        """An operator, or a function of NumPy's or torch's."""
+        if function is float and len(args) == 1:
+            return args[0].number
+        found = NotImplemented if kwargs or not _is_numpys(function) else compute_number(interpreter, function, args)
+        if found is not NotImplemented:
+            return found
+        is_torchs = any(isinstance(item, torch.Tensor) and private_tensors.is_traced(item) for item in args)
+        take = _number if is_torchs else _plain
+        given, keywords = _taken(args, take), {name: _taken(item, take) for name, item in kwargs.items()}
+        return (
+            interpreter.operate(function, *given)
+            if function in _OPERATORS
+            else interpreter.call(function, given, keywords)
+        )
+
+
+def _is_numpys(function: Any) -> bool:
+    return function in _OPERATORS or isinstance(function, NUMPY.ufunc) or function in (NUMPY.clip, NUMPY.round)
+
+
+def _number(value: Any) -> Any:
+    return value.number if type(value) is NumpyFloat else value
+
+
+def _taken(value: Any, take: Callable[[Any], Any]) -> Any:
+    return type(value)([take(item) for item in value]) if type(value) in (list, tuple) else take(value)
+
+
+@dataclass(frozen=True)
+class _Item:
+    """The method ``item`` of a number that changes."""
+
+    number: Any
+
+
+@callable_rule(_Item)
+def _item(interpreter: TracingInterpreter, method: Any, args: Arguments, kwargs: Keywords) -> Any:
+    if args or kwargs:
+        raise CaptureError("item() of a number is called with arguments")
+    return method.number
+
+
+@changing_rule
+def _changing(values: Values, value: Any, source: Source) -> Any:
+    """A number of NumPy's that was read and has changed since an earlier capture."""
+    if NUMPY is None or type(value) is not NUMPY.float64:
+        return NotImplemented
+    inside = ComputedSource(array_number, (source,), f"the value of {source.name}")
+    if values.in_backward or not values.trace.settings.shapes.is_symbolic_number(value.item(), inside.name, False):
+        return NotImplemented
+    return NumpyFloat(values.symbolic_number(value.item(), inside))
+
+
+@operator_rule(max, min)
+def _choose(interpreter: TracingInterpreter, function: Any, numbers: Arguments) -> Any:
+    """The first number that none of the others is better than, as Python compares them."""
+    if not any(type(item) is NumpyFloat for item in numbers):
+        return NotImplemented
+    chosen, *others = numbers
+    for item in others:
+        is_better = interpreter.operate(operator.gt if function is max else operator.lt, item, chosen)
+        chosen = item if interpreter.truth(is_better) else chosen
+    return chosen
+
+
+def _of_floats(function: Any) -> None:
+    @rule(function)
+    def handler(interpreter: TracingInterpreter, args: Arguments, kwargs: Keywords) -> Any:
+        """A function of ``math`` makes the same of NumPy's float as of Python's."""
+        return interpreter.call_native(function, tuple(map(_number, args)), kwargs)
+
+
+if NUMPY is not None:
+    value_kind(_Kind(), NumpyFloat)
+    for _function in PYTHON_ONLY:
+        if _function.__module__ == "math":
+            _of_floats(_function)
