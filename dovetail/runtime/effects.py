@@ -92,7 +92,7 @@ def _write_set(container: Any, changes: Any, deleted: tuple[Any, ...]) -> None:
 
 
 WRITERS: dict[str, Callable[[Any, Any, tuple[Any, ...]], None]] = {
-    "append": lambda container, items, deleted: list.extend(container, items),
+    "append": lambda container, items, deleted: type(container).extend(container, items),
     "attribute": _write_attributes,
     "call": lambda container, call, deleted: call[0](*call[1], **call[2]),
     "cell": lambda cell, value, deleted: setattr(cell, "cell_contents", value),

@@ -135,48 +135,32 @@ class WrittenDict(Written):
         yield from (value for value in old if id(value) not in kept)
 
 
-class WrittenList(Written):
-    """A list. One that was only appended to is not read: ``before`` is then its length, until somebody asks for more."""
+class WrittenSequence(Written):
+    """A list or a deque. One that was only appended to is not read, until somebody asks for more."""
 
-    def __init__(self, container: list[Any], source: Source, is_appended: bool) -> None:
-        super().__init__(container, source, list.__len__(container) if is_appended else plain_items(container))
+    def __init__(self, container: Any, source: Source, is_appended: bool = False) -> None:
+        super().__init__(container, source, plain_items(container))
         self.is_appended = is_appended
+        self.appended: list[Any] = []
         self._is_set = False
-
-    def settle(self) -> None:
-        """Take the items of before for read."""
-        self.is_appended = False
-        self.before = list.__getitem__(self.container, slice(self.before))
 
     def assigned(self, key: Any) -> None:
         self._is_set = True
 
     def undo(self) -> None:
-        if self.is_appended:
-            list.__delitem__(self.container, slice(self.before, None))
-        else:
+        if isinstance(self.container, list):
             list.__setitem__(self.container, slice(None), self.before)
+        else:
+            self.container.clear()
+            self.container.extend(self.before)
 
     def effect(self) -> Effect | None:
-        items = plain_items(self.container)
         if self.is_appended:
-            return Effect(self.source, "append", items[self.before :])
+            return Effect(self.source, "append", self.appended)
+        items = plain_items(self.container)
         is_changed = len(self.before) != len(items) or any(map(operator.is_not, self.before, items))
-        return Effect(self.source, "list", items) if self._is_set or is_changed else None
-
-    def let_go(self) -> Iterator[Any]:
-        return iter(()) if self.is_appended else super().let_go()
-
-
-class WrittenDeque(Written):
-    """A deque."""
-
-    def undo(self) -> None:
-        self.container.clear()
-        self.container.extend(self.before)
-
-    def effect(self) -> Effect:
-        return Effect(self.source, "deque", list(self.container))
+        kind: Any = "list" if isinstance(self.container, list) else "deque"
+        return Effect(self.source, kind, items) if self._is_set or is_changed else None
 
 
 class WrittenSet(Written):
@@ -277,22 +261,24 @@ class EffectJournal:
         return found
 
     def _settle(self, found: Written) -> None:
-        """Read a list that was only appended to: somebody asks about it."""
-        if isinstance(found, WrittenList) and found.is_appended:
-            found.settle()
+        """Read a list or deque that was only appended to: somebody asks about it."""
+        if isinstance(found, WrittenSequence) and found.is_appended:
+            found.is_appended = False
             self._read_items(found.container, found.source, found.before)
 
     # --- writing ------------------------------------------------------------------------------------------------------
 
-    def append(self, container: list[Any], value: Any) -> None:
-        """``container.append(value)``, without reading the list: a history may grow from call to call."""
+    def append(self, container: Any, value: Any) -> None:
+        """``container.append(value)`` on a list or deque, without reading it: a history may grow from call to call."""
         self._check_open(container)
         source = self._source_of(container)
         if source is not None:
             self.writes += 1
-            if id(container) not in self._written:
-                self._written[id(container)] = WrittenList(container, source, is_appended=True)
-        list.append(container, value)
+            found = self._written.get(id(container)) or WrittenSequence(container, source, is_appended=True)
+            self._written[id(container)] = found
+            if isinstance(found, WrittenSequence):
+                found.appended.append(value)
+        type(container).append(container, value)
 
     def touch(self, container: Any) -> Written | None:
         """Copy a container before its first write; None for one that the program has made, which needs no journal."""
@@ -402,12 +388,10 @@ def _copied(container: Any, source: Source) -> Written:
         return WrittenCell(container, source, container.cell_contents if is_bound(container) else MISSING)
     if isinstance(container, dict):
         return WrittenDict(container, source)
-    if isinstance(container, list):
-        return WrittenList(container, source, is_appended=False)
+    if isinstance(container, list) or type(container) is deque:
+        return WrittenSequence(container, source)
     if isinstance(container, set):
         return WrittenSet(container, source, set(container))
-    if type(container) is deque:
-        return WrittenDeque(container, source, deque(container, container.maxlen))
     raise Break(f"a {type(container).__name__} that existed before the call is written to")
 
 

@@ -345,7 +345,7 @@ class Containers(TracingInterpreter):
                 self.values.whole(owner)
             self.effects.set_item(owner, *args)
             return None
-        if name == "append" and type(owner) is list and count == 1:
+        if name == "append" and type(owner) in (list, deque) and count == 1:
             self.effects.append(owner, args[0])
             return None
         if name == "pop" and isinstance(owner, set) and self.values.source_of(owner) is not None:

@@ -400,6 +400,8 @@ class Values:
         self._whole.add(id(container))
         length = plain_length(items)
         self.guard(source, Length(length), f"{source.name} was gone through")
+        if type(container) is deque:
+            self.read(container.maxlen, AttributeSource(source, "maxlen"), plain=True)
         for position in range(length):
             if position != but:
                 self.read(read_item(items, position), ItemSource(source, position), plain=True)

@@ -16,10 +16,19 @@ import torch
 
 from dovetail.errors import CaptureError
 from dovetail.frontend.protocol import TracingInterpreter
-from dovetail.frontend.rules import Arguments, Keywords, ValueKind, callable_rule, changing_rule, operator_rule, rule, value_kind
+from dovetail.frontend.rules import (
+    Arguments,
+    Keywords,
+    ValueKind,
+    callable_rule,
+    changing_rule,
+    operator_rule,
+    rule,
+    value_kind,
+)
 from dovetail.frontend.values.values import Values
 from dovetail.guards import ComputedSource, Equals, Source
-from dovetail.rules.python.numpy_numbers import NUMPY, array_number
+from dovetail.rules.python.numpy_numbers import ARRAY, NUMPY, array_number
 from dovetail.rules.python.numpy_values import changing_numbers
 from dovetail.rules.sizes.exact_numbers import PYTHON_ONLY, source_of_number
 from dovetail.runtime.recipe import Recipe
@@ -54,7 +63,22 @@ def _as_plain(name: str) -> Callable[..., Any]:
     return lambda self, *args: getattr(_plain(self), name)(*map(_plain, args))
 
 
-for _name in ("bool", "float", "int", "complex", "hash", "repr", "str", "format", "round", "abs", "neg", "lt", "gt", "eq"):
+for _name in (
+    "bool",
+    "float",
+    "int",
+    "complex",
+    "hash",
+    "repr",
+    "str",
+    "format",
+    "round",
+    "abs",
+    "neg",
+    "lt",
+    "gt",
+    "eq",
+):
     # For native code, which knows no stand-ins.
     setattr(NumpyFloat, f"__{_name}__", _as_plain(f"__{_name}__"))
 
@@ -78,7 +102,10 @@ class _Compute:
 @changing_numbers
 def compute_number(interpreter: TracingInterpreter, function: Any, args: Arguments) -> Any:
     """What NumPy makes of numbers, at least one of which changes; NotImplemented where that is no float and no truth value."""
-    is_known = all(type(item) in (int, float, NumpyFloat, *_SYMBOLIC, NUMPY.float64) for item in args)
+    array = args[0] if function is operator.getitem and type(args[0]) in ARRAY and args[0].ndim == 1 else None
+    kept = None if array is None else interpreter.values.source_of(array)
+    given = args if kept is None else args[1:]
+    is_known = all(type(item) in (int, float, NumpyFloat, *_SYMBOLIC, NUMPY.float64) for item in given)
     if not is_known or not any(type(item) in (NumpyFloat, *_SYMBOLIC) for item in args):
         return NotImplemented
     numbers = [item.number if type(item) is NumpyFloat else item for item in args]
@@ -93,8 +120,7 @@ def compute_number(interpreter: TracingInterpreter, function: Any, args: Argumen
         return NotImplemented
     if any(item is None for item in found):
         return NotImplemented
-    # Equal text is not the same source: the numbers are held as Python has them.
-    found = [item.item() if type(item) is NUMPY.float64 else item for item in found]
+    found = [kept if item is array else item.item() if type(item) is NUMPY.float64 else item for item in found]
     shown = ", ".join(item.name if isinstance(item, Source) else repr(item) for item in found)
     source = ComputedSource(compute, tuple(found), f"{function.__name__}({shown})")
     if type(value) is float and can_be_symbolic(value):

@@ -216,7 +216,7 @@ def _operate(interpreter: TracingInterpreter, function: Any, operands: Arguments
         return NotImplemented
     if function in _WRITING and interpreter.values.source_of(root(operands[0])) is not None:
         raise Break(f"an array that existed before is written to by {function.__name__}", _ADVICE)
-    if function is operator.getitem and type(operands[0]) in ARRAY:
+    if function is operator.getitem and type(operands[0]) in ARRAY and type(operands[1]) is not torch.SymInt:
         found = _view_of(interpreter, operands[0], plain_numbers(operands[1]))
         if found is not NotImplemented:
             return found

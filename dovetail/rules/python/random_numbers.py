@@ -164,7 +164,9 @@ def _draws(source: Any) -> Iterator[Draw]:
 def _refusal(interpreter: TracingInterpreter, library: str, method: str) -> Break:
     """A graph break around the whole of what the program calls: a choice or a shuffle draws in a loop of its own."""
     frames = interpreter.frames
-    stop = Break(f"{library}.{method}() is another number at each call", "draw it outside of the function", is_clean=True)
+    stop = Break(
+        f"{library}.{method}() is another number at each call", "draw it outside of the function", is_clean=True
+    )
     outer = list(itertools.takewhile(lambda frame: frame.globals is not vars(random), frames))
     if 0 < len(outer) < len(frames) and all(frame.direct for frame in frames):
         stop.steps, stop.is_clean = tuple(frame.step for frame in outer), False

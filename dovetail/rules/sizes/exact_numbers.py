@@ -172,7 +172,9 @@ def derive(interpreter: TracingInterpreter, function: Any, numbers: Arguments) -
     except (ArithmeticError, ValueError):
         # Other numbers may raise nothing: what the program does about the error holds for these alone.
         return function(*[plain_numbers(item) for item in numbers])
-    sources = tuple(source_of_number(interpreter, item) if private_sizes.is_symbolic(item) else item for item in numbers)
+    sources = tuple(
+        source_of_number(interpreter, item) if private_sizes.is_symbolic(item) else item for item in numbers
+    )
     if type(value) not in (int, float, bool) or any(source is None for source in sources):
         return function(*[plain_numbers(item) for item in numbers])
     shown = [item.name if isinstance(item, Source) else repr(item) for item in sources]
