@@ -103,7 +103,8 @@ def _type(interpreter: TracingInterpreter, args: Arguments, kwargs: Keywords) ->
 
 
 @rule(len)
-def _len(interpreter: TracingInterpreter, args: Arguments, kwargs: Keywords) -> int:
+def length(interpreter: TracingInterpreter, args: Arguments, kwargs: Keywords) -> int:
+    """``len(value)``."""
     (value,) = args
     if isinstance(value, torch.Tensor) and value.dim():
         return value.shape[0]

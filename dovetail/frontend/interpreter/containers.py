@@ -23,7 +23,7 @@ from dovetail.frontend.protocol import TracingInterpreter
 from dovetail.frontend.rules import STAND_INS, operator_rule
 from dovetail.frontend.values.aliases import guard_equality, guard_key
 from dovetail.frontend.values.leaves import is_leaf_value, plain_numbers
-from dovetail.guards import AttributeSource, HasNoKey, Length
+from dovetail.guards import AttributeSource, HasNoKey, ItemSource, Length
 from dovetail.guards.reading import plain_keys, plain_length, read_item
 
 CONTAINERS = (list, tuple, dict, set, frozenset, deque)
@@ -46,11 +46,8 @@ class Containers(TracingInterpreter):
             return self.call(types.MethodType(method, target), (key,), {})
         if isinstance(target, dict):
             return self._load_dict_item(target, self.as_key(key, target))
-        if isinstance(target, (list, tuple)):
+        if isinstance(target, (list, tuple)) or type(target) is deque:
             return self._load_list_item(target, self.as_index(plain_numbers(key)))
-        if type(target) is deque:
-            self.values.whole(target)
-            return self.values.wrap(operator.getitem(target, plain_numbers(key)))
         if isinstance(target, type):
             made: Any = getattr(getattr(target, "__class_getitem__", None), "__func__", None)
             is_own = type(made) is types.FunctionType and is_user_function(made)
@@ -84,7 +81,12 @@ class Containers(TracingInterpreter):
         if isinstance(key, torch.Tensor):
             raise Break("a tensor is used as an index into a Python list", "use a Python number")
         position, length = operator.index(key), plain_length(target)
+        source = self.values.source_of(target)
         if position < 0 or position >= length:
+            is_last = -length <= position < 0 and self.values.item_source(target, position + length) is not None
+            if is_last and source is not None and self.trace.changes(("length", source.name), length):
+                # Counted from the end of a history that grows.
+                return self.values.read(read_item(target, key), ItemSource(source, position))
             # That there is no such item is an assumption too: a loop over the items of a list ends so.
             self.guard_length(target)
         position += length if position < 0 else 0

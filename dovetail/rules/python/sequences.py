@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import operator
 import sys
+from collections import deque
 from typing import Any
 
 import torch
@@ -95,11 +96,19 @@ _any_or_all(any)
 _any_or_all(all)
 
 
+def _numbers_of(interpreter: TracingInterpreter, value: Any) -> list[Any] | None:
+    """The items of a list of floats that existed before, read one by one: some may change from call to call."""
+    if type(value) not in (list, tuple, deque) or not any(type(item) is float for item in value):
+        return None
+    interpreter.guard_length(value)
+    return [interpreter.load_item(value, place) for place in range(len(value))]
+
+
 @rule(sum)
 def _sum(interpreter: TracingInterpreter, args: Arguments, kwargs: Keywords) -> Any:
     if not 0 < len(args) < 3 or not kwargs.keys() <= {"start"}:
         return interpreter.call_native(sum, args, kwargs)
-    items: list[Any] = interpreter.drain(args[0])
+    items: list[Any] = _numbers_of(interpreter, args[0]) or interpreter.drain(args[0])
     total: Any = args[1] if len(args) > 1 else kwargs.get("start", 0)
     if not callback_codes((total, *items)) and not any(type(item) is torch.SymFloat for item in items):
         return _run(interpreter, sum, (items, total), {})

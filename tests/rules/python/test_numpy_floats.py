@@ -1,0 +1,127 @@
+"""``numpy.float64`` numbers that change from call to call: one entry for many of them, and NumPy's own numbers and types."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+import numpy
+import pytest
+import torch
+
+import dovetail
+from tests.differential import captures, same
+
+pytestmark = pytest.mark.usefixtures("quiet")
+Tensor = torch.Tensor
+table = numpy.linspace(0.1, 2.0, 20)
+
+
+def ramp_up(x: Tensor, step: float) -> Any:
+    phase = 1.0 - numpy.clip(step, 0.0, 50) / 60
+    return x * float(numpy.exp(-5.0 * phase * phase)), phase
+
+
+def cosine(x: Tensor, step: float) -> Any:
+    rate = 0.5 * (1 + numpy.cos(numpy.pi * step / 50))
+    return x.mul(rate).add_(x, alpha=-rate), x - rate, rate * x, numpy.sqrt(rate).item()
+
+
+def types(x: Tensor, step: float) -> Any:
+    number = numpy.sqrt(step)
+    return (
+        type(number) is numpy.float64,
+        isinstance(number, float),
+        type(-number),
+        type(float(number)),
+        torch.tensor([1.0]) * number,
+        max(number, 0.5),
+        min(0.25, number),
+        math.exp(number),
+        type(number * 2),
+        type(2**number),
+    )
+
+
+def branches(x: Tensor, step: float) -> Any:
+    number = numpy.log(step)
+    return x + number if number > 2.0 else x - 1, type(number > 2.0), not number < 1
+
+
+def kept(x: Tensor, step: float) -> Any:
+    group = {"lr": numpy.tanh(step), "text": 1}
+    return x.sub(x, alpha=group["lr"]), group, [group["lr"], (group["lr"],)]
+
+
+def places(x: Tensor, step: float) -> Any:
+    return x * table[int(step)], table[int(step) - 1]
+
+
+def used_otherwise(x: Tensor, step: float) -> Any:
+    number = numpy.exp(-step)
+    return torch.tensor(number), f"{number:.3f}", str(number), round(number, 2), {number: 1}, number.dtype, hash(number)
+
+
+def run_both(function: Callable[..., Any], calls: list[tuple[Any, ...]], **options: Any) -> int:
+    compiled = dovetail.compile(function, backend="aten", **options)
+    for args in calls:
+        same(compiled(torch.ones(3), *args), function(torch.ones(3), *args))
+    return captures(compiled)
+
+
+@pytest.mark.parametrize(
+    ("function", "most"), [(ramp_up, 3), (cosine, 2), (types, 2), (branches, 4), (kept, 2), (places, 3)]
+)
+def test_a_schedule_of_numpys_is_few_entries(function: Any, most: int) -> None:
+    kind: Any = int if function is places else float
+    assert run_both(function, [(kind(step),) for step in range(3, 15)], fullgraph=True) <= most
+
+
+def test_what_needs_the_number_itself_is_right() -> None:
+    run_both(used_otherwise, [(float(step),) for step in range(1, 5)])
+
+
+def test_an_argument_of_numpys_that_changes_is_one_more_entry() -> None:
+    def function(x: Tensor, rate: Any) -> Any:
+        return x * rate, rate * x, float(rate) + 1, rate / 2, rate
+
+    numbers = [numpy.float64(0.1 * step) for step in range(1, 9)]
+    assert run_both(function, [(number,) for number in numbers], fullgraph=True) == 2
+
+
+def test_numbers_that_numpy_warns_of_and_such_without_symbols_are_eagers() -> None:
+    def function(x: Tensor, number: float) -> Any:
+        return x * numpy.log(number), x + numpy.clip(number, -1.0, 1.0)
+
+    run_both(function, [(0.5,), (0.6,), (0.7,), (1.0,), (0.0,), (-1.0,), (math.nan,), (math.inf,), (0.8,)])
+
+
+def test_a_table_that_is_written_to_between_calls_is_read_anew() -> None:
+    rates = numpy.array([0.5, 0.25, 0.125, 0.0625])
+
+    def function(x: Tensor, place: int) -> Any:
+        return x * rates[place]
+
+    compiled = dovetail.compile(function, backend="aten")
+    for place in (2, 3, 2, 3):
+        rates[2] *= 3
+        same(compiled(torch.ones(3), place), function(torch.ones(3), place))
+    for place in (-1, 7):
+        with pytest.raises(IndexError) if place == 7 else torch.no_grad():
+            same(compiled(torch.ones(3), place), function(torch.ones(3), place))
+
+
+def test_gradients_through_a_number_that_changes() -> None:
+    def function(x: Tensor, step: float) -> Tensor:
+        return (x.square() * numpy.exp(-step)).sum()
+
+    compiled = dovetail.compile(function, backend="aten")
+    for step in (0.5, 0.7, 0.9, 1.1):
+        found = []
+        for call in (function, compiled):
+            x = torch.tensor([1.0, 2.0], requires_grad=True)
+            call(x, step).backward()
+            found.append(x.grad)
+        same(*found)
+    assert captures(compiled) == 2
