@@ -34,7 +34,6 @@ from dovetail.rules.sizes.exact_numbers import PYTHON_ONLY, source_of_number
 from dovetail.runtime.recipe import Recipe
 from dovetail.runtime.recipe_builder import RecipeBuilder
 from dovetail.torch_private import sizes as private_sizes
-from dovetail.torch_private import tensors as private_tensors
 from dovetail.trace import can_be_symbolic
 
 _SYMBOLIC = (torch.SymInt, torch.SymFloat)
@@ -159,7 +158,8 @@ class _Kind(ValueKind):
         found = NotImplemented if kwargs or not _is_numpys(function) else compute_number(interpreter, function, args)
         if found is not NotImplemented:
             return found
-        is_torchs = any(isinstance(item, torch.Tensor) and private_tensors.is_traced(item) for item in args)
+        is_made = getattr(function, "__name__", "") in _MAKERS
+        is_torchs = not is_made and _is_given_tensors(getattr(function, "__self__", None), *args, *kwargs.values())
         take = _number if is_torchs else _plain
         given, keywords = _taken(args, take), {name: _taken(item, take) for name, item in kwargs.items()}
         return (
@@ -167,6 +167,15 @@ class _Kind(ValueKind):
             if function in _OPERATORS
             else interpreter.call(function, given, keywords)
         )
+
+
+#: They ask for the type of a number of NumPy's.
+_MAKERS = ("tensor", "as_tensor", "asarray", "new_tensor")
+
+
+def _is_given_tensors(*values: Any) -> bool:
+    items = (item for value in values for item in (value if type(value) in (list, tuple) else (value,)))
+    return any(isinstance(item, torch.Tensor) for item in items)
 
 
 def _is_numpys(function: Any) -> bool:

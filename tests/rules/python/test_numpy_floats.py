@@ -25,7 +25,9 @@ def ramp_up(x: Tensor, step: float) -> Any:
 
 def cosine(x: Tensor, step: float) -> Any:
     rate = 0.5 * (1 + numpy.cos(numpy.pi * step / 50))
-    return x.mul(rate).add_(x, alpha=-rate), x - rate, rate * x, numpy.sqrt(rate).item()
+    y = torch._foreach_mul([x, x], rate)[1]
+    y[0] = rate
+    return x.mul(rate).add_(x, alpha=-rate), x - rate, rate * x, numpy.sqrt(rate).item(), y, torch.where(x > 2, x, rate)
 
 
 def types(x: Tensor, step: float) -> Any:
@@ -60,7 +62,27 @@ def places(x: Tensor, step: float) -> Any:
 
 def used_otherwise(x: Tensor, step: float) -> Any:
     number = numpy.exp(-step)
-    return torch.tensor(number), f"{number:.3f}", str(number), round(number, 2), {number: 1}, number.dtype, hash(number)
+    return (
+        torch.tensor(number),
+        x.new_tensor(number),
+        torch.tensor([number]),
+        torch.full((2,), number),
+        f"{number:.3f}",
+        str(number),
+        round(number, 2),
+        {number: 1},
+        number.dtype,
+        hash(number),
+    )
+
+
+def test_small_types_are_eagers() -> None:
+    def function(x: Tensor, step: Any) -> Any:
+        return x * step, step + step, numpy.float32(0.5) * x
+
+    run_both(
+        function, [(numpy.float32(step),) for step in range(1, 4)] + [(numpy.int64(step),) for step in range(1, 4)]
+    )
 
 
 def run_both(function: Callable[..., Any], calls: list[tuple[Any, ...]], **options: Any) -> int:

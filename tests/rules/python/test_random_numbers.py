@@ -224,3 +224,23 @@ def test_drawn_in_the_backward_is_left_to_eager() -> None:
 
     with pytest.raises(errors.GraphBreakError):
         dovetail.compile(function, backend="aten", fullgraph=True)(torch.ones(3, requires_grad=True))
+
+
+def chosen_by_the_library(x: Tensor) -> Any:
+    y = x * 2
+    share = random.randint(2, 9)
+    order = [0, 1, 2]
+    random.shuffle(order)
+    return (
+        y.sin() * share + x[order],
+        random.sample(range(9), 3),
+        random.choices([x, y], k=2)[0] * 2,
+        random.choice("abc"),
+    )
+
+
+def test_a_choice_of_the_library_is_one_graph_break() -> None:
+    compiled = dovetail.compile(chosen_by_the_library, backend="aten")
+    same(_run(chosen_by_the_library), _run(compiled))
+    assert compiled.events.count("recompile") <= 20
+    assert len(compiled.continuations()) <= 5
