@@ -12,7 +12,6 @@ from dovetail.guards import ComputedSource
 from dovetail.guards.reading import plain_length
 
 
-@rule(len)
 def _len(interpreter: TracingInterpreter, args: Arguments, kwargs: Keywords) -> Any:
     value = args[0] if len(args) == 1 else None
     source = interpreter.values.source_of(value) if type(value) in (list, deque) else None
@@ -25,3 +24,6 @@ def _len(interpreter: TracingInterpreter, args: Arguments, kwargs: Keywords) -> 
     if interpreter.values.in_backward or not trace.settings.shapes.is_symbolic_number(number, place.name, False):
         return length(interpreter, args, kwargs)
     return interpreter.values.symbolic_number(number, place)
+
+
+rule[len] = _len
