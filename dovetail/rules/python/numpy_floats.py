@@ -110,7 +110,7 @@ def compute_number(interpreter: TracingInterpreter, function: Any, args: Argumen
     numbers = [item.number if type(item) is NumpyFloat else item for item in args]
     if any(map(private_sizes.is_data_number, numbers)):
         return NotImplemented
-    found = [source_of_number(interpreter, item) if type(item) in _SYMBOLIC else item for item in numbers]
+    found: list[Any] = [source_of_number(interpreter, item) if type(item) in _SYMBOLIC else item for item in numbers]
     compute = _Compute(function, tuple(type(item) in (NumpyFloat, NUMPY.float64) for item in args))
     hints = [item.node.hint if type(item) in _SYMBOLIC else item for item in numbers]
     try:
