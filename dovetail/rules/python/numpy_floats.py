@@ -147,7 +147,7 @@ class _Kind(ValueKind):
         """NumPy's number of what the symbol is at a call."""
         return builder.made(value, NUMPY.float64, [value.number])
 
-    def attribute(self, value: Any, name: str) -> Any:
+    def attribute(self, interpreter: TracingInterpreter, value: Any, name: str) -> Any:
         """``value.name``: ``item`` reads the number; all else is asked of the number of this call."""
         return _Item(value.number) if name == "item" else getattr(_plain(value), name)
 
