@@ -81,10 +81,11 @@ class OtherBackwards:
         return self._lacks_gradients(defined) or (private_state.is_any_autocast_on() and self._has_other_types(defined))
 
     def _lacks_gradients(self, defined: tuple[bool, ...]) -> bool:
-        if self._user_backwards is None:
-            self._user_backwards = _gradients_of_user_backwards(self._lowering.completed().joint)
-        if not self._user_backwards:
+        if all(defined):
             return False
+        if self._user_backwards is None:
+            # The joint graph is there without the graphs of the backend, which a step from the cache has not made.
+            self._user_backwards = _gradients_of_user_backwards(self._lowering.joint)
         there = sum(1 << place for place, flag in enumerate(defined) if flag)
         return any(len({bool(bits & there) for bits in item}) > 1 for item in self._user_backwards)
 
