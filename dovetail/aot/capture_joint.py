@@ -176,12 +176,25 @@ def _freed_outputs(trace: Trace, described: DescribedOutputs) -> set[int]:
         raise CaptureError(
             "an input is written to by what a backward() inside has freed", advice="pass retain_graph=True to it"
         )
-    if any(described.values[position].grad_fn not in trace.freed for position in freed):
+    if not all(_leads_to_freed_only(described.values[position].grad_fn, trace.freed) for position in freed):
         raise CaptureError(
             "a result was computed from what a backward() inside has freed, and from something else",
             advice="pass retain_graph=True to that backward",
         )
     return freed
+
+
+def _leads_to_freed_only(root: Any, freed: set[Any]) -> bool:
+    """Whether each way from a node to a leaf passes a freed node: eager's backward raises whatever gradient it is asked for."""
+    waiting, seen = [root], {None, *freed}
+    while waiting:
+        node = waiting.pop()
+        if node not in seen:
+            seen.add(node)
+            if not node.next_functions:
+                return False
+            waiting += [after for after, _ in node.next_functions]
+    return True
 
 
 def _add_tangents(trace: Trace, forward: _Forward) -> list[torch.Tensor]:
