@@ -278,6 +278,7 @@ sys.exit(len(errors))
 """
 
 
+@pytest.mark.slow
 def test_many_threads_do_not_end_the_process() -> None:
     done = subprocess.run([sys.executable, "-c", _STRESS], capture_output=True, text=True, timeout=120, check=False)
     assert done.returncode == 0, done.stderr[-2000:]

@@ -6,6 +6,7 @@ import warnings
 from collections.abc import Callable
 from typing import Any
 
+import pytest
 import torch
 from torch import nn
 from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import fp16_compress_hook
@@ -138,5 +139,6 @@ def every_program(rank: int) -> dict[str, str]:
     return wrong
 
 
+@pytest.mark.slow
 def test_wrapped_models_are_captured() -> None:
     assert run(every_program, 2) == [{}, {}]

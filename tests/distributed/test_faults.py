@@ -162,6 +162,7 @@ def goes_on(rank: int, folder: str, name: str, dies_at: int | None, way: str) ->
     return numbers(train_with_checkpoints(rank, Path(folder) / name, 6, dies_at, way))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("way", ["replicated", pytest.param("sharded", marks=pytest.mark.slow)])
 def test_what_starts_again_goes_on_bit_for_bit(tmp_path: Path, way: str) -> None:
     outcomes = outcomes_of(goes_on, 2, str(tmp_path), "broken", 3, way)

@@ -140,6 +140,7 @@ def one_speaks(rank: int) -> Any:
     return found
 
 
+@pytest.mark.slow
 def test_a_rank_that_breaks_its_graph_alone_exchanges_the_same() -> None:
     """A line of a log is no reason for another plan: gradients are exchanged in the graph that has the backward."""
     for found in run(one_speaks, 2, seconds=120.0):

@@ -175,11 +175,6 @@ def twice(x: Tensor) -> Tensor:
     return again + slope.sin().square()
 
 
-def sparse(x: Tensor) -> list[Tensor]:
-    """Tensors of another layout, which leave the graph."""
-    return [(x * x.sin()).to_sparse(), (x * x.sin()).to_sparse()]
-
-
 def nothing(x: Tensor) -> list[Tensor]:
     """Empty tensors, and a tensor as it is."""
     return [
@@ -196,7 +191,7 @@ def model(block: Callable[[], nn.Module]) -> nn.Module:
 
 
 FUNCTIONS = [written_views, unsafe_views, constants, several_results, indices, strided]
-FUNCTIONS += [kinds, ambient, transformed, twice, sparse, nothing]
+FUNCTIONS += [kinds, ambient, transformed, twice, nothing]
 PROGRAMS: dict[str, Callable[[], Any]] = {
     "attention": lambda: model(Block),
     "convolutions": lambda: model(Convolutions),

@@ -105,7 +105,9 @@ def _type(interpreter: TracingInterpreter, args: Arguments, kwargs: Keywords) ->
 @rule(len)
 def length(interpreter: TracingInterpreter, args: Arguments, kwargs: Keywords) -> int:
     """``len(value)``."""
-    (value,) = args
+    if len(args) != 1 or kwargs:
+        return len(*args, **kwargs)
+    value = args[0]
     if isinstance(value, torch.Tensor) and value.dim():
         return value.shape[0]
     method, _ = class_attribute(type(value), "__len__")

@@ -69,6 +69,7 @@ def test_a_sum_at_indices_is_there_before_it_is_read(name: str) -> None:
     compare_call(SUMS[name], compiled, (torch.randn(3, 6, 16, requires_grad=True),), exact=False)
 
 
+@pytest.mark.slow
 def test_a_layer_of_a_transformer_that_trains() -> None:
     torch.manual_seed(0)
     layer = torch.nn.TransformerEncoderLayer(16, 2, 32, dropout=0.2, batch_first=True, norm_first=True)

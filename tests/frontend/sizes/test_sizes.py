@@ -220,6 +220,7 @@ def test_batch_norm_and_dropout() -> None:
     check_calls(images, [(randn(2, 3, size, size + 2, grad=True),) for size in (8, 12, 10)], entries=3)
 
 
+@pytest.mark.slow
 def test_some_tangents_are_not_defined() -> None:
     for backend, exact in BACKENDS:
         compiled = dovetail.compile(lambda x: (x.sin() * x.shape[0], x.exp().sum(0)), backend=backend, fullgraph=True)
