@@ -31,7 +31,6 @@ from dovetail.backends.registry import lookup_backend
 from dovetail.errors import BackendError, CaptureError, EagerFallbackWarning, UserLocation
 from dovetail.face.warnings import warn_user
 from dovetail.guards import GuardSet
-from dovetail.higher_order.autocast import OtherBackwards
 from dovetail.higher_order.backward import (
     MOST_VERSIONS,
     BackwardFunction,
@@ -46,6 +45,7 @@ from dovetail.higher_order.eager_replay import as_written, eager_backward, unrea
 from dovetail.higher_order.gradient_strides import Strides, gap_strides, keep_common
 from dovetail.higher_order.graph_replay import gradients_by_operators, is_replayed_by_operators
 from dovetail.higher_order.kept_inputs import NeededInputs
+from dovetail.higher_order.other_backwards import OtherBackwards
 from dovetail.higher_order.read_results import ReadResults
 from dovetail.higher_order.reused_forward_values import EarlierOrder, find_reused
 from dovetail.passes.decompose import IN_GRADIENTS

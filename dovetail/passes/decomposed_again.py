@@ -174,7 +174,7 @@ class _Call:
         storage = self._storages.setdefault(fake.untyped_storage()._cdata, len(self._storages))
         first = next((number for number, other in enumerate(self.fakes) if other is fake), len(self.fakes))
         # By its number in the key: two arguments that are one tensor, or share memory, are another case than two.
-        self._key.append((private.facts_of(fake), storage, first))
+        self._key.append((private.facts_of(fake), fake.requires_grad, storage, first))
         self.fakes.append(fake)
         self.nodes.append(node)
 

@@ -121,6 +121,8 @@ def flex_attention() -> Any:
     return flex_attention
 
 
+#: Modules of torch whose functions call the program's own with what they are given, or look inside.
+CALLERS = ("torch._functorch", "torch.utils.checkpoint", "torch._higher_order_ops", "torch.jit", "torch.fx")
 #: What torch's own Python functions ask before anything else.
 HAS_TORCH_FUNCTION = (
     torch.overrides.has_torch_function,

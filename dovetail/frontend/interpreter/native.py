@@ -144,7 +144,8 @@ class NativeCalls(TracingInterpreter):
             return result
         trace.forgive_data_symbols(data_symbols)
         for whole in data_rule:
-            return whole(self, function, args, kwargs)
+            if (found := whole(self, function, args, kwargs)) is not NotImplemented:
+                return found
         raise Break(f"{_name(function)} needs the values of a tensor", "keep the value in a tensor")
 
     def _callbacks(self, function: Any, owner: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:

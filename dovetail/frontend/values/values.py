@@ -222,9 +222,9 @@ class Values:
                 self.guard(source, TypeIs(kind), f"{source.name} was read")
                 self.guard(source, Length(len(value)), f"{source.name} was read")
                 return kind([self.read(item, ItemSource(source, position)) for position, item in enumerate(value)])
-            found = (handler(self, value, source) for handler in changing_rule)
-            if (stand_in := next(found, NotImplemented)) is not NotImplemented:
-                return stand_in
+            for handler in changing_rule:
+                if (stand_in := handler(self, value, source)) is not NotImplemented:
+                    return stand_in
         if kind in LEAF_TYPES or is_leaf_value(value):
             self.guard(source, Equals(value), f"{source.name} was read")
             return value

@@ -1,4 +1,4 @@
-"""Derivatives that there are not: of a backward that is marked ``@once_differentiable``, and the third one of a determinant."""
+"""Derivatives that are refused: that of a backward marked with ``@once_differentiable``, and the third one of a determinant."""
 
 from __future__ import annotations
 

@@ -27,7 +27,7 @@ from dovetail.frontend.rules import (
     value_kind,
 )
 from dovetail.frontend.values.values import Values
-from dovetail.guards import ComputedSource, Equals, Source
+from dovetail.guards import ComputedSource, Equals, Source, TypeIs
 from dovetail.rules.python.numpy_numbers import ARRAY, NUMPY, array_number
 from dovetail.rules.python.numpy_values import changing_numbers
 from dovetail.rules.sizes.exact_numbers import PYTHON_ONLY, source_of_number
@@ -63,20 +63,7 @@ def _as_plain(name: str) -> Callable[..., Any]:
 
 
 for _name in (
-    "bool",
-    "float",
-    "int",
-    "complex",
-    "hash",
-    "repr",
-    "str",
-    "format",
-    "round",
-    "abs",
-    "neg",
-    "lt",
-    "gt",
-    "eq",
+    *("bool", "float", "int", "complex", "hash", "repr", "str", "format", "round", "abs", "neg", "lt", "gt", "eq"),
 ):
     # For native code, which knows no stand-ins.
     setattr(NumpyFloat, f"__{_name}__", _as_plain(f"__{_name}__"))
@@ -212,6 +199,7 @@ def _changing(values: Values, value: Any, source: Source) -> Any:
     inside = ComputedSource(array_number, (source,), f"the value of {source.name}")
     if values.in_backward or not values.trace.settings.shapes.is_symbolic_number(value.item(), inside.name, False):
         return NotImplemented
+    values.guard(source, TypeIs(NUMPY.float64), f"{source.name} was read")
     return NumpyFloat(values.symbolic_number(value.item(), inside))
 
 

@@ -47,7 +47,7 @@ class Overrides:
 
 
 class SubclassesOff:
-    """``torch._C.DisableTorchFunctionSubclass()`` in a captured program."""
+    """A block of a captured program in which no class is asked."""
 
     def __init__(self, overrides: Overrides) -> None:
         self._overrides = overrides

@@ -129,14 +129,6 @@ class SuperKind(ValueKind):
 # --- calls -----------------------------------------------------------------------------------------------------------
 
 
-#: Functions of torch that call the program's own functions with what they are given, or look inside.
-_CALLERS = (
-    "torch._functorch",
-    "torch.utils.checkpoint",
-    "torch._higher_order_ops",
-    "torch.jit",
-    "torch.fx",
-)
 _NATIVE = (*NATIVE_CALLABLES, private_operators.OpOverload, private_operators.OpOverloadPacket)
 _PLAIN_SLOTS: dict[str, Any] = {
     "__getattribute__": load,
@@ -207,7 +199,7 @@ def _override_python(interpreter: TracingInterpreter, function: Any, args: Argum
     if module.split(".", 1)[0] != "torch" or function in _NEVER_HERE:
         return NotImplemented
     is_function_of_users = module == "torch.autograd.function" and function.__name__ == "apply"
-    if is_function_of_users or module.startswith(_CALLERS):
+    if is_function_of_users or module.startswith(private_libraries.CALLERS):
         raise Break(f"{function.__qualname__} is given a tensor subclass", "hand over x.as_subclass(torch.Tensor)")
     if not interpreter.state(Overrides).asks_classes:
         return call_plainly(interpreter, function, args, kwargs)

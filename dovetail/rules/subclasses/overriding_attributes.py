@@ -6,7 +6,7 @@ import types
 from typing import Any
 
 from dovetail.frontend.code.frame import Break
-from dovetail.frontend.interpreter.lookup import MISSING, class_attribute, comes_before_the_object, instance_dict
+from dovetail.frontend.interpreter.lookup import MISSING, class_attribute, comes_before_the_object
 from dovetail.frontend.protocol import TracingInterpreter
 from dovetail.frontend.values.values import StandIn
 from dovetail.guards import HasNoKey, InstanceDictSource
@@ -43,7 +43,7 @@ def load(interpreter: TracingInterpreter, value: OverridingValue, name: str, aft
 
 def _own_attributes(interpreter: TracingInterpreter, known: StandIn) -> dict[str, Any]:
     """The dictionary of a tensor that existed before."""
-    attributes = instance_dict(known.real) or {}
+    attributes: dict[str, Any] = object.__getattribute__(known.real, "__dict__")
     interpreter.values.note(attributes, InstanceDictSource(known.source))
     return attributes
 

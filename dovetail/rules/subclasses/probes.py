@@ -36,11 +36,9 @@ def _probe_class(kind: type) -> type:
     if kind not in _PROBES:
         bases = [_probe_class(base) for base in kind.__bases__ if private_libraries.is_plain_inside(base)]
         names = {"__module__": kind.__module__, "__qualname__": kind.__qualname__}
-        if not private_libraries.overrides_functions(kind):
-            names["__torch_function__"] = kind.__torch_function__  # type: ignore[attr-defined]
-        else:
-            names["__torch_function__"] = classmethod(_refuse)  # type: ignore[assignment]
-        _PROBES[kind] = type(kind.__name__, tuple(bases) or (torch.Tensor,), names)
+        is_asked = private_libraries.overrides_functions(kind)
+        found = classmethod(_refuse) if is_asked else private_libraries.disabled_torch_function
+        _PROBES[kind] = type(kind.__name__, tuple(bases) or (torch.Tensor,), {**names, "__torch_function__": found})
     return _PROBES[kind]
 
 

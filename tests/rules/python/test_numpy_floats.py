@@ -147,3 +147,16 @@ def test_gradients_through_a_number_that_changes() -> None:
             found.append(x.grad)
         same(*found)
     assert captures(compiled) == 2
+
+
+def test_numbers_of_other_types_are_not_taken_for_it() -> None:
+    """What NumPy computes with them has another type, and another precision."""
+
+    def function(x: Tensor, step: Any) -> Any:
+        return x * step, step * 2, numpy.sqrt(step), step
+
+    first, others = (
+        [numpy.float64(0.5), numpy.float64(0.7)],
+        [0.9, numpy.int64(3), numpy.float64(1.3), numpy.array(0.2)],
+    )
+    run_both(function, [(number,) for number in (*first, numpy.float32(0.3), *others)])

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import gc
+import weakref
 from collections.abc import Callable
 from typing import Any
 
@@ -329,3 +331,38 @@ def test_the_rest_breaks_the_graph_or_runs_eagerly(function: Callable[..., Any],
     same(expected[:1] + expected[2:], found[:1] + found[2:])
     with pytest.raises(GraphBreakError, match=words):
         dovetail.compile(function, backend="aten", fullgraph=True)(*make())
+
+
+@pytest.mark.parametrize("is_asked", [True, False])
+def test_a_class_dies_with_what_was_compiled_for_it(is_asked: bool) -> None:
+    switched_off = {} if is_asked else {"__torch_function__": torch._C._disabled_torch_function_impl}
+    kind = type("Passing", (torch.Tensor,), switched_off)
+    compiled = dovetail.compile(lambda x: x * 2 + torch.ones(2).as_subclass(torch.Tensor), backend="aten")
+    assert type(compiled(torch.ones(2).as_subclass(kind))) is (kind if is_asked else torch.Tensor)
+    dead = weakref.ref(kind)
+    del kind, compiled
+    gc.collect()
+    assert dead() is None
+
+
+def reads_what_it_has_set(x: Any) -> Any:
+    x.tag = "first"
+    return x * 2, x.tag, hasattr(x, "tag"), getattr(x, "other", None)
+
+
+def counts(x: Any) -> Any:
+    for _ in range(2):
+        x.calls = getattr(x, "calls", 0) + 1
+    return x + 1, x.calls
+
+
+@pytest.mark.parametrize("program", [reads_what_it_has_set, counts])
+@pytest.mark.parametrize("kind", [Tagged, Plain])
+def test_the_first_attribute_of_an_input_is_seen(program: Callable[[Any], Any], kind: type) -> None:
+    """The object had none before, so that its dictionary was empty."""
+    found = []
+    for run in (program, dovetail.compile(program, backend="aten", fullgraph=True)):
+        x = torch.ones(2).as_subclass(kind)
+        results = run(x)
+        found.append((results, vars(x), [vars(item) for item in results if isinstance(item, torch.Tensor)]))
+    same(found[0], found[1])

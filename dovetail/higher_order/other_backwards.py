@@ -1,11 +1,11 @@
-"""A backward that is asked for inside of an autocast block.
+"""Backwards of eager that are other ones than the captured one: those in an autocast block, and those from some of the outputs.
 
 Autocast belongs to the call of ``backward()``, not to the forward: eager's backward of a multiplication in single precision
 multiplies in half precision inside of such a block. Graphs are captured for a backward outside of one, which is what torch
 recommends, and for most of them it makes no difference: what autocast would cast is in its precision already.
 
-So is a backward from some of the outputs, where a custom backward in it is given a gradient less than it was captured with: eager
-hands it zeros or None, and it may do anything with that.
+A backward from some of the outputs may leave out a gradient that a custom backward was captured with: eager hands it zeros or None,
+and the custom backward may do anything with that.
 """
 
 from __future__ import annotations
