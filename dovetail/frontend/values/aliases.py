@@ -42,7 +42,9 @@ def guard_distinct(values: Values, effects: EffectJournal) -> None:
 
 def guard_comparison(values: Values, left: Any, right: Any) -> None:
     """``left is right`` was asked, and they are not."""
-    one, other = values.source_of(left), values.source_of(right)
+    one, other = (
+        values.source_of(item) if (stood := values.stood_for(item)) is None else stood.source for item in (left, right)
+    )
     if one is not None and other is not None and type(left) is type(right):
         values.guard(one, Distinct((other,)), f"{one.name} is compared with {other.name}")
 

@@ -147,7 +147,8 @@ class Values:
 
     def noted(self) -> list[tuple[Any, Source]]:
         """The objects that existed before and were met, with where they came from."""
-        return list(self._sources.values())
+        stand_ins = ((item.real, item.source) for item in self._stand_ins.values())
+        return [*self._sources.values(), *stand_ins]
 
     def note_created(self, value: Any) -> None:
         """Remember that an object was made by the program."""
@@ -161,7 +162,7 @@ class Values:
         """The type of the object that came from a source."""
         if isinstance(source, PinnedSource):
             return type(source.pinned.value)
-        return next((type(value) for value, known in self._sources.values() if known == source), object)
+        return next((type(value) for value, known in self.noted() if known == source), object)
 
     # --- guards -------------------------------------------------------------------------------------------------------
 

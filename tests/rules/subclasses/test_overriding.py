@@ -366,3 +366,26 @@ def test_the_first_attribute_of_an_input_is_seen(program: Callable[[Any], Any], 
         results = run(x)
         found.append((results, vars(x), [vars(item) for item in results if isinstance(item, torch.Tensor)]))
     same(found[0], found[1])
+
+
+def is_one(x: Any, y: Any) -> Any:
+    return x * y, x is y
+
+
+def sets_and_reads(x: Any, y: Any) -> Any:
+    x.tag = "set"
+    return x + y, y.tag
+
+
+@pytest.mark.parametrize("program", [is_one, sets_and_reads])
+@pytest.mark.parametrize("order", [(False, True), (True, False)])
+def test_two_inputs_that_are_one_object_at_times(program: Callable[..., Any], order: tuple[bool, ...]) -> None:
+    found = []
+    for run in (program, dovetail.compile(program, backend="aten", fullgraph=True)):
+        results = []
+        for are_one in order:
+            x, y = torch.ones(2).as_subclass(Plain), torch.ones(2).as_subclass(Plain)
+            x.tag = y.tag = "first"
+            results.append(run(x, x if are_one else y))
+        found.append(results)
+    same(found[0], found[1])
