@@ -51,7 +51,7 @@ def create_state(
     """
     if not callable(function):
         raise NotCallableError(
-            f"a {type(function).__name__} cannot be captured because it cannot be called",
+            f"an object of type {type(function).__name__} cannot be captured because it cannot be called",
             advice="hand over a function or a torch.nn.Module",
         )
     if isinstance(frontend, str):

@@ -53,7 +53,7 @@ def data_parallel(
     """
     if not callable(function):
         raise NotCallableError(
-            f"a {type(function).__name__} cannot be compiled because it cannot be called",
+            f"an object of type {type(function).__name__} cannot be compiled because it cannot be called",
             advice="hand over a function or a torch.nn.Module",
         )
     if reduction not in ("mean", "sum"):

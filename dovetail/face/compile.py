@@ -49,7 +49,7 @@ def compile(function: Any = None, **options: Any) -> Any:
         return type(function)(compile(function.__func__, **options))
     if not callable(function):
         raise NotCallableError(
-            f"a {type(function).__name__} cannot be compiled because it cannot be called",
+            f"an object of type {type(function).__name__} cannot be compiled because it cannot be called",
             advice="hand over a function or a torch.nn.Module",
         )
     if isinstance(function, torch.nn.Module):

@@ -151,7 +151,7 @@ def compiled_function(compiled: Any) -> CompiledFunction:
     inner = getattr(compiled, "compiled", None)
     if isinstance(inner, (CompiledModule, CompiledFunction)):
         return compiled_function(inner)
-    raise NotCallableError(f"a {type(compiled).__name__} was not made by dovetail.compile")
+    raise NotCallableError(f"an object of type {type(compiled).__name__} was not made by dovetail.compile")
 
 
 def events_of(compiled: Any) -> EventLog:
