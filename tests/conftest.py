@@ -34,6 +34,7 @@ def pytest_configure(config: pytest.Config) -> None:
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     _keep_samples(items)
+    _keep_once(items)
     skip_slow = pytest.mark.skip(reason="slow; run with --slow")
     skip_gpu = pytest.mark.skip(reason="needs a CUDA device")
     for item in items:
@@ -58,6 +59,18 @@ def _keep_samples(items: list[pytest.Item]) -> None:
         others.sort(key=lambda item: zlib.crc32(item.nodeid.encode()))
         for item in others[-(-(len(others) + 1) // mark.args[0]) - 1 :]:
             item.add_marker("slow")
+
+
+def _keep_once(items: list[pytest.Item]) -> None:
+    """Of a test with the mark ``once(name)``, one of the variants with this name in their id runs by default."""
+    found: set[tuple[str, str]] = set()
+    for item in items:
+        test, _, variant = item.nodeid.rstrip("]").partition("[")
+        for mark in item.iter_markers("once"):
+            if mark.args[0] in variant.split("-"):
+                if (test, mark.args[0]) in found:
+                    item.add_marker("slow")
+                found.add((test, mark.args[0]))
 
 
 @pytest.fixture(autouse=True, scope="module")

@@ -45,7 +45,7 @@ class Product(torch.autograd.Function):
         return g * b * 10, g * a * 100
 
 
-@pytest.mark.parametrize("backend", ["aten", "inductor"])
+@pytest.mark.parametrize("backend", ["aten", pytest.param("inductor", marks=pytest.mark.slow)])
 def test_custom_function_inside(backend: str) -> None:
     compiled = dovetail.compile(lambda x: Scaled.apply(x).sum(), backend=backend, fullgraph=True)
     x = vector(1.0, 2.0)

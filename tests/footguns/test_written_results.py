@@ -80,6 +80,7 @@ def _computes_again() -> Iterator[None]:
 @pytest.mark.parametrize(
     ("backend", "name"), [(backend, name) for backend, names in BACKENDS.items() for name in names]
 )
+@pytest.mark.once("inductor")
 def test_a_result_is_written_to_before_a_backward(name: str, backend: str) -> None:
     program = PROGRAMS[name]
     compiled = dovetail.compile(program, backend=backend, fullgraph=True, tiers="wait")

@@ -37,6 +37,7 @@ def masked_before_all_inputs(joint: JointGraph) -> None:
 
 @pytest.mark.parametrize("backend", ["aten", "inductor"])
 @pytest.mark.parametrize("edit", [masked_by_an_argument, masked_by_a_parameter, masked_before_all_inputs])
+@pytest.mark.once("inductor")
 def test_a_gradient_is_masked(edit: Callable[[JointGraph], None], backend: str, tmp_path: Path) -> None:
     layer, x = torch.nn.Linear(3, 2), torch.randn(4, 3)
     (expected,) = torch.autograd.grad(layer(x).square().sum(), [layer.weight])

@@ -212,6 +212,7 @@ def test_gradients_that_are_not_finite() -> None:
 @pytest.mark.parametrize(
     ("backend", "method", "behind"), [(PLAIN, "step", 1), ("inductor", "step", 1), ("inductor", "averaging", 0)]
 )
+@pytest.mark.once("inductor")
 def test_rates_betas_and_sizes_that_change(backend: Any, method: str, behind: int) -> None:
     """One more entry for all of them. Inductor fills no tensor with a number that changes."""
     program = Program(OPTIMIZERS["AdamW"])

@@ -158,6 +158,7 @@ def test_an_error_after_gradients_were_dropped_leaves_none_as_in_eager() -> None
 
 
 @pytest.mark.parametrize("fused", [False, True])
+@pytest.mark.sampled(2)
 def test_inductor_writes_in_place(fused: bool) -> None:
     torch.manual_seed(3)
     model = torch.nn.Linear(4, 2)

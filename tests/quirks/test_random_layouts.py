@@ -69,7 +69,8 @@ def test_numbers_are_those_of_eager(draw: str, inside: bool) -> None:
 
 
 @pytest.mark.filterwarnings("ignore")
-@pytest.mark.parametrize("draw", ["uniform_", "normal_"])
+@pytest.mark.parametrize("draw", ["normal_", "uniform_"])
+@pytest.mark.sampled(2)
 def test_on_inductor(draw: str) -> None:
     for cut in ("column", "transposed block", "block"):
         check(DRAWS[draw], CUTS[cut], False, "inductor")

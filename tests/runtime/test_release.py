@@ -539,10 +539,10 @@ def test_deleted_models_leave_nothing() -> None:
     once()
     gc.collect()
     before = resident_bytes()
-    for _ in range(50):
+    for _ in range(20):
         once()
         gc.collect()
-    # Kept, they would be 200 MiB or more; the allocator keeps some whole blocks of 4 MiB.
+    # Kept, they would be 80 MiB or more; the allocator keeps some whole blocks of 4 MiB.
     assert resident_bytes() - before < 64 * MEGABYTE
 
 
