@@ -93,6 +93,7 @@ def test_a_joint_graph_in_the_hand_is_differentiated_again() -> None:
     assert torch.autograd.grad(g.sum(), x)[0].tolist() == [4.0]
 
 
+@pytest.mark.slow
 def test_dropout_has_one_mask_in_all_orders() -> None:
     compiled = dovetail.compile(
         lambda x: torch.nn.functional.dropout(x.pow(3), 0.5).sum(), backend="inductor", fullgraph=True

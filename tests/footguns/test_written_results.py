@@ -102,7 +102,7 @@ def same(one: Tensor | str, other: Tensor | str) -> bool:
     return torch.equal(one, other)
 
 
-@pytest.mark.parametrize("backend", ["aten", "inductor"])
+@pytest.mark.parametrize("backend", ["aten", pytest.param("inductor", marks=pytest.mark.slow)])
 def test_no_write_to_a_result_has_been_counted(backend: str) -> None:
     def program(x: Tensor) -> tuple[Tensor, ...]:
         return x @ x, (x @ x).relu(), x.t() + 1

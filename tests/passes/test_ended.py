@@ -152,6 +152,7 @@ def test_a_backend_that_fails_at_the_second_run() -> None:
     same(*outcomes)
 
 
+@pytest.mark.slow
 def test_differentiation_through_an_entry_that_ends_itself() -> None:
     counter = Counter()
 

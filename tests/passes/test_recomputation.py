@@ -205,8 +205,7 @@ class _Queue(torch.nn.Module):
 
 
 @pytest.mark.parametrize("of_parameter", [False, True])
-@pytest.mark.parametrize("tiers", ["never", "wait"])
-@pytest.mark.once("never")
+@pytest.mark.parametrize("tiers", [pytest.param("never", marks=pytest.mark.slow), "wait"])
 @pytest.mark.once("wait")
 def test_a_size_is_kept_without_its_tensor(tiers: str, of_parameter: bool) -> None:
     """A tensor of which the backward reads the size alone may be written to before it."""

@@ -219,6 +219,7 @@ def test_memory_that_is_shared_later_is_found() -> None:
         same(one, other, "what was written to", False)
 
 
+@pytest.mark.slow
 def test_fused_optimizers_follow_strides_under_inductor() -> None:
     """Inductor lays out gradients of convolutions as it likes, and torch's fused kernels do not look at strides."""
     sides = []

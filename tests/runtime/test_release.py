@@ -507,6 +507,7 @@ def references(name: str) -> Iterator[tuple[str, weakref.ref[Any]]]:
 
 
 @pytest.mark.parametrize("name", PROGRAMS)
+@pytest.mark.sampled(2)
 def test_everything_goes_with_the_compiled_function(name: str) -> None:
     found = list(references(name))
     for _ in range(2):

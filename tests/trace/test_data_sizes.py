@@ -127,9 +127,8 @@ def test_one_graph_by_inductor(function: Callable[..., Any]) -> None:
 
 
 @pytest.mark.filterwarnings("ignore")
-@pytest.mark.parametrize("backend", ["aten", "eager", "inductor"])
+@pytest.mark.parametrize("backend", ["aten", "eager", pytest.param("inductor", marks=pytest.mark.slow)])
 @pytest.mark.parametrize("function", [added, branched], ids=lambda function: function.__name__)
-@pytest.mark.once("inductor")
 def test_what_one_graph_cannot_hold(function: Callable[..., Any], backend: str) -> None:
     compiled: Any = dovetail.compile(function, backend=backend)
     for seed in range(5):

@@ -35,6 +35,7 @@ CASES = [
 
 
 @pytest.mark.parametrize(("name", "needs_gradient"), CASES)
+@pytest.mark.sampled(20)
 def test_a_mask_is_filled_before_it_is_read(name: str, needs_gradient: bool) -> None:
     compiled = dovetail.compile(PROGRAMS[name], backend="inductor", fullgraph=True)
     for rows in (3, 5) if name == "normalised" else (3,):

@@ -128,6 +128,7 @@ def test_a_padding_and_the_sizes_that_it_belongs_to() -> None:
     )
 
 
+@pytest.mark.slow
 def test_a_padding_in_a_closure_and_across_two_breaks() -> None:
     def windowed(x: Any) -> Any:
         padding, y = _padded(x * 2, 4)
@@ -162,6 +163,7 @@ def test_a_first_part_that_adds_nothing_keeps_what_is_given() -> None:
     )
 
 
+@pytest.mark.slow
 def test_chunks_of_which_there_may_be_one() -> None:
     def chunked(x: Any) -> Any:
         _, y = _padded(x * 2, 4)

@@ -31,7 +31,9 @@ def test_zero_one_and_negative_ints() -> None:
     check_calls(lambda x, n: (x * n, x + n, n * n, n // 2, n % 3, -n), calls, entries=5)
 
 
-@pytest.mark.parametrize(("backend", "exact"), BACKENDS)
+@pytest.mark.parametrize(
+    ("backend", "exact"), [("aten", True), pytest.param("inductor", False, marks=pytest.mark.slow)]
+)
 def test_float_argument(backend: str, exact: bool) -> None:
     def scale(x: Any, rate: Any) -> Any:
         return x * rate, x.add(x, alpha=rate), rate * 0.1 * 3, 1 / rate, math.exp(-rate), x - rate**2
