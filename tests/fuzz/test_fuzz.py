@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
@@ -19,6 +20,7 @@ def test_random_programs_do_compiled_what_they_do_eagerly(seed: int) -> None:
     assert not outcome.kind, f"seed {seed}: {outcome.failure}\n{source}"
 
 
+@pytest.mark.slow
 def test_most_programs_are_captured() -> None:
     categories = [run_program(program(seed)).category for seed in range(12)]
     assert categories.count(FALL_BACK) <= 2

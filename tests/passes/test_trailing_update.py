@@ -136,6 +136,7 @@ def test_groups_are_a_kernel_each() -> None:
 
 
 @pytest.mark.parametrize("method", ["averaging", "returning_weights"])
+@pytest.mark.sampled(2)
 def test_new_weights_that_are_read(method: str) -> None:
     run(Program(OPTIMIZERS["AdamW"]), method)
     assert run(Program(OPTIMIZERS["AdamW"]), "averaging")[-1] == 0

@@ -118,6 +118,7 @@ def test_backend_assumption_is_a_guard() -> None:
     assert "at most 10" in _assumptions(compiled)
 
 
+@pytest.mark.slow
 def test_inductor_assumption_is_a_guard() -> None:
     """Inductor's kernel for a small reduction is for sizes below a bound; a call above it must not use that kernel."""
 

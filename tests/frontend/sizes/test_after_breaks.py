@@ -94,6 +94,7 @@ def test_a_size_that_is_the_same_in_the_first_two_calls(capsys: Any) -> None:
     )
 
 
+@pytest.mark.slow
 def test_a_rest_that_is_nothing_or_one(capsys: Any) -> None:
     def padded(x: Any) -> Any:
         padding = -x.shape[1] % 4
@@ -112,6 +113,7 @@ def _padded(x: Any, window: int) -> tuple[int, Any]:
     return padding, torch.nn.functional.pad(x, (0, padding)) if padding > 0 else x * 1
 
 
+@pytest.mark.slow
 def test_a_padding_and_the_sizes_that_it_belongs_to() -> None:
     def windowed(x: Any) -> Any:
         padding, y = _padded(x * 2, 4)
