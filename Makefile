@@ -53,9 +53,9 @@ comma := ,
 demo: $(VENV)/.demo
 	$(BIN)/dovetail demo $(DEMO)
 
-# One thread per worker: more would only make the workers wait for each other.
+# One thread per worker: more would only make the workers wait for each other. The processes that tests start read the compiled modules.
 test: $(VENV)/.test
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(JOBS) --dist worksteal $(TESTS) $(PYTEST_ARGS)
+	OMP_NUM_THREADS=1 PYTHONDONTWRITEBYTECODE= $(BIN)/python -m pytest -n $(JOBS) --dist worksteal $(TESTS) $(PYTEST_ARGS)
 
 $(VENV)/.docs: pyproject.toml | $(BIN)/python
 	@echo "installing torch $(TORCH) and the packages of the documentation into $(VENV) ..."

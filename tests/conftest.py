@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import logging
 import os
 import warnings
 import zlib
@@ -13,6 +14,7 @@ import pytest
 import torch
 
 from dovetail import cache
+from tests.differential import set_seed
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -24,10 +26,15 @@ def pytest_configure(config: pytest.Config) -> None:
     torch.set_num_threads(1)
     # Tests find nothing that the user's programs or earlier runs have kept; those of the cache switch it on.
     os.environ["DOVETAIL_CACHE"] = "0"
+    # pytest listens to loggers that do not propagate. Torch would write a record with stacks and printed graphs at each step.
+    structured = logging.getLogger("torch.__trace")
+    structured.handlers.clear()
+    structured.propagate = True
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     _keep_samples(items)
+    _keep_once(items)
     skip_slow = pytest.mark.skip(reason="slow; run with --slow")
     skip_gpu = pytest.mark.skip(reason="needs a CUDA device")
     for item in items:
@@ -54,6 +61,18 @@ def _keep_samples(items: list[pytest.Item]) -> None:
             item.add_marker("slow")
 
 
+def _keep_once(items: list[pytest.Item]) -> None:
+    """Of a test with the mark ``once(name)``, one of the variants with this name in their id runs by default."""
+    found: set[tuple[str, str]] = set()
+    for item in items:
+        test, _, variant = item.nodeid.rstrip("]").partition("[")
+        for mark in item.iter_markers("once"):
+            if mark.args[0] in variant.split("-"):
+                if (test, mark.args[0]) in found:
+                    item.add_marker("slow")
+                found.add((test, mark.args[0]))
+
+
 @pytest.fixture(autouse=True, scope="module")
 def _short_collections() -> None:
     """Collecting garbage costs by the number of live objects: those of libraries and of earlier files do not count again."""
@@ -64,7 +83,7 @@ def _short_collections() -> None:
 @pytest.fixture(autouse=True)
 def _ambient_state() -> Iterator[None]:
     """Every test starts from one seed, and must leave torch's global state as it found it."""
-    torch.manual_seed(0)
+    set_seed(0)
     before = (torch.is_grad_enabled(), torch.get_default_dtype())
     yield
     after = (torch.is_grad_enabled(), torch.get_default_dtype())

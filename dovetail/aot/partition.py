@@ -76,6 +76,7 @@ class Split:
             # To the backward belong regions of torch.utils.checkpoint, what hooks compute, and where the numbers are eager's, or
             # the argument is a result, what eager's formulas compute: they see what was written meanwhile.
             late = node.meta.get(BY_USER_BACKWARD) or (node.meta.get("phase") == "backward" and node not in early)
+            late = late and not str(node.target).startswith("aten.sym_")  # sizes are no data
             results = [item for item in node.all_input_nodes if late and memory_of(item) in self.handed_out]
             for result in results:
                 _source_of(result).meta[SAVE] = True

@@ -86,13 +86,14 @@ class Tracer(private_tracing.PythonKeyTracer):
     def __init__(self, open_trace: Trace) -> None:
         super().__init__()
         self.open_trace = open_trace
+        # Of the arithmetic of sizes (which torch does for each fake tensor), what nothing reads is not recorded.
+        self.enable_thunkify = True
 
     def create_node(self, *args: Any, **kwargs: Any) -> torch.fx.Node:
         """See the base class."""
         trace = self.open_trace
         is_random = draws_random_numbers(args[1])
-        again = trace.random.repeated(args[1]) if is_random else None
-        if again is not None:
+        if is_random and (again := trace.random.repeated(args[1])) is not None:
             return again
         node = super().create_node(*args, **kwargs)
         if is_random:
@@ -106,8 +107,7 @@ class Tracer(private_tracing.PythonKeyTracer):
         meta["phase"] = phase = trace.phase
         if not (records := torch.is_grad_enabled()):
             meta["without_gradients"] = True
-        backward = private_autograd.current_backward()
-        if backward >= 0:
+        if (backward := private_autograd.current_backward()) >= 0:
             meta["in_backward"] = backward
         if phase == "backward" and records:
             # Autograd's own formulas run without recording; only a checkpointed region, called again, records. A part of a
@@ -115,6 +115,5 @@ class Tracer(private_tracing.PythonKeyTracer):
             meta["checkpointed"] = node.target is not operator.getitem
         elif phase == "backward" and trace.user_backward:
             meta["user_backward"] = trace.user_backward
-        line = trace.backward_line() if phase == "backward" else trace.locate()
-        if line is not None:
+        if (line := trace.backward_line() if phase == "backward" else trace.locate()) is not None:
             meta["user_line"] = line

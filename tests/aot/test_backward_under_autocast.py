@@ -144,7 +144,7 @@ class OfSaved(Own):
         return gradient * (x @ x).float()
 
 
-@pytest.mark.parametrize("backend", ["aten", "inductor"])
+@pytest.mark.parametrize("backend", ["aten", pytest.param("inductor", marks=pytest.mark.slow)])
 @pytest.mark.parametrize("forward", [False, True])
 @pytest.mark.parametrize("function", [Own, OfTangent, OfSaved])
 @pytest.mark.sampled(4)

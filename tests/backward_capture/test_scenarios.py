@@ -93,7 +93,7 @@ def test_a_captured_backward_is_eagers(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", compiled_scenarios())
-@pytest.mark.sampled(4)
+@pytest.mark.sampled(7)
 def test_a_compiled_backward_is_eagers(name: str) -> None:
     session = BackwardSession(lambda function: dovetail.compile(function, backend="aten"))
     check(name, session)

@@ -299,6 +299,7 @@ def test_a_report_of_nothing_asks_for_a_script_alone(capsys: pytest.CaptureFixtu
     assert capsys.readouterr().err.endswith("required: script\n")
 
 
+@pytest.mark.slow
 def test_without_numpy_commands_say_nothing_of_it(tmp_path: Path) -> None:
     import subprocess
 

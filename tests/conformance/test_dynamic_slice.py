@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
-import pytest
+import importlib.util
 
-pytest.importorskip("transformers")
+import pytest
 
 from dovetail.events import Event
 from tests.conformance import dynamic_runner
+
+pytestmark = pytest.mark.skipif(
+    importlib.util.find_spec("transformers") is None, reason="transformers is not installed"
+)
 
 
 @pytest.mark.parametrize(

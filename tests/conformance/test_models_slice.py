@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
-import pytest
+import importlib.util
 
-pytest.importorskip("transformers")
+import pytest
 
 from tests.conformance import compilers, model_runner
 
+pytestmark = pytest.mark.skipif(
+    importlib.util.find_spec("transformers") is None, reason="transformers is not installed"
+)
 QUICK = ("gpt2", "vit", "resnet")
 
 

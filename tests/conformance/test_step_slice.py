@@ -14,6 +14,7 @@ pytestmark = pytest.mark.skipif(
 )
 
 
+@pytest.mark.slow
 def test_a_step_by_aten_is_eagers_to_the_last_bit() -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")

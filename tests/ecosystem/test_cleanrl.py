@@ -92,6 +92,7 @@ def train(wrap: Wrap) -> tuple[Any, Any]:
     return [losses, dict(agent.state_dict())], learn
 
 
+@pytest.mark.slow
 def test_proximal_policy_optimisation_in_one_file() -> None:
     # The first step finds no state of the optimizer.
     compare(train, captures=2)

@@ -245,6 +245,7 @@ def captured(name: str, monkeypatch: pytest.MonkeyPatch) -> tuple[list[Any], int
 
 
 @pytest.mark.parametrize("name", [*PROGRAMS, *(function.__name__ for function in FUNCTIONS)])
+@pytest.mark.sampled(2)
 def test_graphs_are_those_of_torch(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     EVERY.remove(operators.known_operator)
     INPUTS.remove(inputs.known_input)

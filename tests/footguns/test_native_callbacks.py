@@ -336,6 +336,7 @@ def test_results_of_subclasses_of_builtin_classes(program: int) -> None:
         lambda scale, x: (torch.full((), scale * scale), x)[1],
     ],
 )
+@pytest.mark.once("inductor")
 def test_a_number_that_is_too_great_for_the_tensor_it_fills(fill: Callable[..., Any], backend: str) -> None:
     """Eager raises at once, also where nobody reads the tensor."""
 

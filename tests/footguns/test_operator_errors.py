@@ -52,6 +52,7 @@ def not_handled(x: torch.Tensor, index: torch.Tensor, seen: list[str]) -> torch.
         (not_handled, "inductor"),
     ],
 )
+@pytest.mark.once("inductor")
 def test_an_error_of_a_real_kernel_is_where_eager_has_it(function: Any, backend: str) -> None:
     compiled = dovetail.compile(function, backend=backend, fullgraph=True)
     for index in (ONE, TWO, ONE):
@@ -144,8 +145,9 @@ def bad_batches(compiling: Any, way: str) -> list[Any]:
     return seen
 
 
-@pytest.mark.parametrize("way", ["no gradients", "training", "whole step"])
+@pytest.mark.parametrize("way", ["training", "no gradients", "whole step"])
 @pytest.mark.parametrize("backend", ["aten", "inductor"])
+@pytest.mark.once("inductor")
 def test_what_a_call_does_before_an_operator_refuses_its_data_is_done(backend: str, way: str) -> None:
     def compiling(function: Any) -> Any:
         return dovetail.compile(function, backend=backend, fullgraph=True, tiers="wait")
@@ -191,6 +193,7 @@ def test_what_a_call_does_before_an_operator_refuses_its_data_is_done(backend: s
     ids=["item", "select", "gather", "scatter", "add", "embedding", "column"],
 )
 @pytest.mark.parametrize("bad", [[0, 3], [-4, 0]], ids=["above", "below"])
+@pytest.mark.once("inductor")
 def test_bad_indices_of_a_graph_that_writes(operator: Any, backend: str, bad: list[int]) -> None:
     def count(x: torch.Tensor, index: torch.Tensor, seen: torch.Tensor) -> torch.Tensor:
         seen.add_(1)

@@ -59,6 +59,7 @@ def test_each_place_has_its_own_answer(question: int) -> None:
         same(mine._base, other._base)
 
 
+@pytest.mark.slow
 def test_the_default_backend_reads_what_is_asked_for() -> None:
     def function(x: torch.Tensor) -> torch.Tensor:
         return x.as_strided((2,), (1,), 2) * 1 + x.as_strided((2,), (1,)).flip(0)

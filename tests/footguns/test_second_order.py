@@ -45,7 +45,7 @@ class Product(torch.autograd.Function):
         return g * b * 10, g * a * 100
 
 
-@pytest.mark.parametrize("backend", ["aten", "inductor"])
+@pytest.mark.parametrize("backend", ["aten", pytest.param("inductor", marks=pytest.mark.slow)])
 def test_custom_function_inside(backend: str) -> None:
     compiled = dovetail.compile(lambda x: Scaled.apply(x).sum(), backend=backend, fullgraph=True)
     x = vector(1.0, 2.0)
@@ -93,6 +93,7 @@ def test_a_joint_graph_in_the_hand_is_differentiated_again() -> None:
     assert torch.autograd.grad(g.sum(), x)[0].tolist() == [4.0]
 
 
+@pytest.mark.slow
 def test_dropout_has_one_mask_in_all_orders() -> None:
     compiled = dovetail.compile(
         lambda x: torch.nn.functional.dropout(x.pow(3), 0.5).sum(), backend="inductor", fullgraph=True

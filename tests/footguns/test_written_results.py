@@ -80,6 +80,7 @@ def _computes_again() -> Iterator[None]:
 @pytest.mark.parametrize(
     ("backend", "name"), [(backend, name) for backend, names in BACKENDS.items() for name in names]
 )
+@pytest.mark.once("inductor")
 def test_a_result_is_written_to_before_a_backward(name: str, backend: str) -> None:
     program = PROGRAMS[name]
     compiled = dovetail.compile(program, backend=backend, fullgraph=True, tiers="wait")
@@ -101,7 +102,7 @@ def same(one: Tensor | str, other: Tensor | str) -> bool:
     return torch.equal(one, other)
 
 
-@pytest.mark.parametrize("backend", ["aten", "inductor"])
+@pytest.mark.parametrize("backend", ["aten", pytest.param("inductor", marks=pytest.mark.slow)])
 def test_no_write_to_a_result_has_been_counted(backend: str) -> None:
     def program(x: Tensor) -> tuple[Tensor, ...]:
         return x @ x, (x @ x).relu(), x.t() + 1

@@ -1,7 +1,8 @@
-"""Forty random programs in every test run; ``python -m tests.fuzz`` runs any number."""
+"""Some random programs in every test run; ``python -m tests.fuzz`` runs any number."""
 
 from __future__ import annotations
 
+import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
@@ -11,7 +12,7 @@ from tests.fuzz.runner import EXCEPTION, FALL_BACK, ONE_GRAPH, run_program
 from tests.fuzz.world import Comparison, Difference
 
 
-@settings(max_examples=14, deadline=None, derandomize=True, suppress_health_check=list(HealthCheck))
+@settings(max_examples=8, deadline=None, derandomize=True, suppress_health_check=list(HealthCheck))
 @given(st.integers(0, 10**9))
 def test_random_programs_do_compiled_what_they_do_eagerly(seed: int) -> None:
     source = program(seed)
@@ -19,6 +20,7 @@ def test_random_programs_do_compiled_what_they_do_eagerly(seed: int) -> None:
     assert not outcome.kind, f"seed {seed}: {outcome.failure}\n{source}"
 
 
+@pytest.mark.slow
 def test_most_programs_are_captured() -> None:
     categories = [run_program(program(seed)).category for seed in range(12)]
     assert categories.count(FALL_BACK) <= 2

@@ -156,7 +156,7 @@ def reference_same(one, other):
     return one == other
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=100, deadline=None)
 @given(constants, constants)
 def test_equals_is_type_and_value(one, other):
     checker = checker_of((X, Equals(one)))

@@ -91,7 +91,7 @@ def close(expected: list[torch.Tensor], actual: list[torch.Tensor]) -> None:
 
 @pytest.mark.parametrize("backend", ["aten", pytest.param("inductor", marks=pytest.mark.slow)])
 @pytest.mark.parametrize("function", PROGRAMS, ids=lambda item: item.__name__)
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(5)
 def test_three_orders(function: Function, backend: str) -> None:
     compiled = dovetail.compile(function, backend=backend, fullgraph=True)
     for seed in range(3):

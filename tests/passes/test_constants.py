@@ -35,7 +35,7 @@ def masked_before_all_inputs(joint: JointGraph) -> None:
     joint.replace_output(WEIGHT, joint.call(mul, joint.gradient_of("weight"), mask))
 
 
-@pytest.mark.parametrize("backend", ["aten", "inductor"])
+@pytest.mark.parametrize("backend", ["aten", pytest.param("inductor", marks=pytest.mark.slow)])
 @pytest.mark.parametrize("edit", [masked_by_an_argument, masked_by_a_parameter, masked_before_all_inputs])
 def test_a_gradient_is_masked(edit: Callable[[JointGraph], None], backend: str, tmp_path: Path) -> None:
     layer, x = torch.nn.Linear(3, 2), torch.randn(4, 3)

@@ -109,6 +109,7 @@ def test_the_first_step_of_an_optimizer_is_not_compiled_to_kernels() -> None:
     assert len(notes) == 1 and "grad is None" in notes[0].details["reason"]
 
 
+@pytest.mark.slow
 def test_an_entry_that_is_needed_again_after_all_gets_its_kernels() -> None:
     class Switch:
         on = False
@@ -152,6 +153,7 @@ def test_a_backend_that_fails_at_the_second_run() -> None:
     same(*outcomes)
 
 
+@pytest.mark.slow
 def test_differentiation_through_an_entry_that_ends_itself() -> None:
     counter = Counter()
 

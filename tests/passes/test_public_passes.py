@@ -24,7 +24,7 @@ def gradients(module: torch.nn.Module, call: object, x: torch.Tensor) -> list[to
     return [parameter.grad.clone() for parameter in module.parameters() if parameter.grad is not None]
 
 
-@pytest.mark.parametrize("backend", ["aten", "inductor"])
+@pytest.mark.parametrize("backend", ["aten", pytest.param("inductor", marks=pytest.mark.slow)])
 @pytest.mark.parametrize("max_norm", [0.5, 1e9])
 def test_clipping_is_that_of_torch(max_norm: float, backend: str) -> None:
     module, x = network(), torch.randn(8, 16)

@@ -171,6 +171,7 @@ def _of_what_is_kept_and_more(features: torch.Tensor, queue: torch.Tensor) -> to
     ],
 )
 @pytest.mark.parametrize("backend", ["aten", "inductor"])
+@pytest.mark.once("inductor")
 def test_what_is_made_of_data_is_kept_where_the_data_is_written(backend: str, program: Any) -> None:
     """Eager does not keep the data itself, so the program may write to it before the backward."""
     rows = 4 if program is _of_a_copy_of_a_view else 3
@@ -204,7 +205,8 @@ class _Queue(torch.nn.Module):
 
 
 @pytest.mark.parametrize("of_parameter", [False, True])
-@pytest.mark.parametrize("tiers", ["never", "wait"])
+@pytest.mark.parametrize("tiers", [pytest.param("never", marks=pytest.mark.slow), "wait"])
+@pytest.mark.once("wait")
 def test_a_size_is_kept_without_its_tensor(tiers: str, of_parameter: bool) -> None:
     """A tensor of which the backward reads the size alone may be written to before it."""
     torch.manual_seed(0)

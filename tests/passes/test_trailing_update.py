@@ -136,6 +136,7 @@ def test_groups_are_a_kernel_each() -> None:
 
 
 @pytest.mark.parametrize("method", ["averaging", "returning_weights"])
+@pytest.mark.sampled(2)
 def test_new_weights_that_are_read(method: str) -> None:
     run(Program(OPTIMIZERS["AdamW"]), method)
     assert run(Program(OPTIMIZERS["AdamW"]), "averaging")[-1] == 0
@@ -212,6 +213,7 @@ def test_gradients_that_are_not_finite() -> None:
 @pytest.mark.parametrize(
     ("backend", "method", "behind"), [(PLAIN, "step", 1), ("inductor", "step", 1), ("inductor", "averaging", 0)]
 )
+@pytest.mark.once("inductor")
 def test_rates_betas_and_sizes_that_change(backend: Any, method: str, behind: int) -> None:
     """One more entry for all of them. Inductor fills no tensor with a number that changes."""
     program = Program(OPTIMIZERS["AdamW"])

@@ -146,7 +146,7 @@ OPTIMIZERS: dict[str, MakeOptimizer] = {
 
 
 @pytest.mark.parametrize("name", OPTIMIZERS)
-@pytest.mark.sampled(3)
+@pytest.mark.sampled(4)
 def test_twenty_steps_leave_what_eager_leaves(name: str) -> None:
     train(OPTIMIZERS[name])
 
@@ -400,7 +400,7 @@ def test_an_error_in_the_step_leaves_everything_as_eager_does() -> None:
 
 
 @pytest.mark.parametrize(
-    "name", ["sgd-momentum", *(pytest.param(name, marks=pytest.mark.slow) for name in ("adam", "adamw")), "adam-fused"]
+    "name", ["adam-fused", *(pytest.param(name, marks=pytest.mark.slow) for name in ("adam", "adamw", "sgd-momentum"))]
 )
 def test_the_step_is_compiled_by_inductor(name: str) -> None:
     compiled = train(OPTIMIZERS[name], steps=6, backend="inductor")

@@ -158,6 +158,7 @@ def test_an_error_after_gradients_were_dropped_leaves_none_as_in_eager() -> None
 
 
 @pytest.mark.parametrize("fused", [False, True])
+@pytest.mark.sampled(2)
 def test_inductor_writes_in_place(fused: bool) -> None:
     torch.manual_seed(3)
     model = torch.nn.Linear(4, 2)
@@ -218,6 +219,7 @@ def test_memory_that_is_shared_later_is_found() -> None:
         same(one, other, "what was written to", False)
 
 
+@pytest.mark.slow
 def test_fused_optimizers_follow_strides_under_inductor() -> None:
     """Inductor lays out gradients of convolutions as it likes, and torch's fused kernels do not look at strides."""
     sides = []

@@ -234,6 +234,7 @@ def adafactor(model: torch.nn.Module) -> Program:
 
 @pytest.mark.parametrize("name", ["groups with options", "adafactor"])
 @pytest.mark.sampled(2)
+@pytest.mark.slow
 def test_numbers_that_change_in_one_graph_of_inductor(name: str) -> None:
     make = adafactor if name == "adafactor" else PROGRAMS[name][0]
     compiled = twins(make, "inductor", 5)

@@ -399,6 +399,7 @@ def test_a_command_that_cannot_write_or_finds_no_script_says_so(tmp_path: Path) 
         assert done.returncode == 2 and text in done.stderr and len(done.stderr.splitlines()) == 1
 
 
+@pytest.mark.slow
 def test_flags_after_the_script_are_the_scripts_and_that_is_said(tmp_path: Path) -> None:
     script = tmp_path / "train.py"
     script.write_text("import sys; print(sys.argv[1:])")

@@ -507,6 +507,7 @@ def references(name: str) -> Iterator[tuple[str, weakref.ref[Any]]]:
 
 
 @pytest.mark.parametrize("name", PROGRAMS)
+@pytest.mark.sampled(2)
 def test_everything_goes_with_the_compiled_function(name: str) -> None:
     found = list(references(name))
     for _ in range(2):
@@ -539,10 +540,10 @@ def test_deleted_models_leave_nothing() -> None:
     once()
     gc.collect()
     before = resident_bytes()
-    for _ in range(50):
+    for _ in range(20):
         once()
         gc.collect()
-    # Kept, they would be 200 MiB or more; the allocator keeps some whole blocks of 4 MiB.
+    # Kept, they would be 80 MiB or more; the allocator keeps some whole blocks of 4 MiB.
     assert resident_bytes() - before < 64 * MEGABYTE
 
 

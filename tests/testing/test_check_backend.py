@@ -79,6 +79,7 @@ def test_a_crash_is_an_entry_of_the_table():
     assert sum(result.status == "passed" for result in report.results) == len(report.results) - 1
 
 
+@pytest.mark.slow  # tests/cli/test_doctor.py has both, of smaller graphs
 @backward_in_forks
 def test_a_hang_is_an_entry_of_the_table():
     def change(graph, run):
@@ -92,6 +93,7 @@ def test_a_hang_is_an_entry_of_the_table():
     assert "4 seconds" in late.problem
 
 
+@pytest.mark.slow  # tests/cli/test_doctor.py has both, of smaller graphs
 @backward_in_forks
 def test_a_backend_that_leaves_the_process_is_an_entry_of_the_table():
     def change(graph, run):

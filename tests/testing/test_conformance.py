@@ -28,6 +28,7 @@ def test_inductor_conforms():
 
 @pytest.mark.parametrize("name", ["aot_eager", "eager_noexcept"])
 @pytest.mark.sampled(2)
+@pytest.mark.slow
 def test_torchs_own_backends_conform(name):
     assert [str(failure) for failure in failures(lookup_backend(name))] == []
 

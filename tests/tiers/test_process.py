@@ -169,6 +169,7 @@ def test_no_space_left(worker: Worker, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.parametrize("end", ["os._exit(0)", "os.kill(os.getpid(), 9)", "raise SystemExit"])
+@pytest.mark.sampled(3)
 def test_gone_with_its_parent(end: str) -> None:
     program = (
         "import os, sys\n"

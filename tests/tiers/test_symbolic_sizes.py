@@ -247,6 +247,7 @@ def halves(x: Tensor) -> Tensor:
 
 
 @pytest.mark.parametrize("program", [summed, attention, halves])
+@pytest.mark.sampled(3)
 def test_the_same_sizes_on_the_other_side(
     background: FakeWorker, slow: SlowBackend, program: Callable[[Tensor], Tensor]
 ) -> None:

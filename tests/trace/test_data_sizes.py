@@ -117,7 +117,8 @@ def test_one_graph(function: Callable[..., Any]) -> None:
     assert len(compiled.entries) == 1
 
 
-@pytest.mark.parametrize("function", [positions, item_as_a_factor, experts], ids=lambda function: function.__name__)
+@pytest.mark.parametrize("function", [item_as_a_factor, positions, experts], ids=lambda function: function.__name__)
+@pytest.mark.sampled(3)
 def test_one_graph_by_inductor(function: Callable[..., Any]) -> None:
     compiled: Any = dovetail.compile(function, backend="inductor", fullgraph=True)
     for seed in range(5):
@@ -126,8 +127,8 @@ def test_one_graph_by_inductor(function: Callable[..., Any]) -> None:
 
 
 @pytest.mark.filterwarnings("ignore")
-@pytest.mark.parametrize("backend", ["aten", "eager", "inductor"])
-@pytest.mark.parametrize("function", [branched, added], ids=lambda function: function.__name__)
+@pytest.mark.parametrize("backend", ["aten", "eager", pytest.param("inductor", marks=pytest.mark.slow)])
+@pytest.mark.parametrize("function", [added, branched], ids=lambda function: function.__name__)
 def test_what_one_graph_cannot_hold(function: Callable[..., Any], backend: str) -> None:
     compiled: Any = dovetail.compile(function, backend=backend)
     for seed in range(5):

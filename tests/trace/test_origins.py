@@ -42,7 +42,7 @@ def _assumptions(compiled: Any) -> str:
     return "\n".join(f"{text} {place}" for item in shapes if item is not None for text, place, _ in item.sentences)  # type: ignore[attr-defined]
 
 
-@pytest.mark.parametrize("backend", ["aten", "inductor"])
+@pytest.mark.parametrize("backend", ["aten", pytest.param("inductor", marks=pytest.mark.slow)])
 def test_backward_branches_on_a_size(backend: str) -> None:
     def run(x: Any) -> Any:
         return BackwardLooksAtSize.apply(x).sin()
@@ -118,6 +118,7 @@ def test_backend_assumption_is_a_guard() -> None:
     assert "at most 10" in _assumptions(compiled)
 
 
+@pytest.mark.slow
 def test_inductor_assumption_is_a_guard() -> None:
     """Inductor's kernel for a small reduction is for sizes below a bound; a call above it must not use that kernel."""
 

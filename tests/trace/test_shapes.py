@@ -198,6 +198,7 @@ def test_guard_from_inductor() -> None:
     assert len(compiled.entries) == 3
 
 
+@pytest.mark.slow
 def test_inductor_with_changing_sizes() -> None:
     assert (
         check_entries(lambda x, y: (x @ y).relu(), [(leaf(n, 4), leaf(4, n)) for n in (3, 5, 7)], backend="inductor")

@@ -81,6 +81,7 @@ def test_training_is_bitwise_eager() -> None:
     assert (recorder.warm_ups, recorder.live, recorder.replays) == (2, 2, 10)
 
 
+@pytest.mark.slow
 def test_training_over_inductor() -> None:
     check_training(
         small_model(),

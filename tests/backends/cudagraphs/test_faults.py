@@ -342,6 +342,7 @@ def test_without_a_fault_the_program_is_right(program: Program, opaque: bool) ->
 @RECORDERS
 @pytest.mark.filterwarnings("ignore::dovetail.errors.RecordingWarning")
 @pytest.mark.parametrize(("program", "fault", "seen"), FAULTS, ids=lambda item: getattr(item, "__name__", ""))
+@pytest.mark.sampled(2)
 def test_a_planted_fault_is_seen(
     program: Program, fault: Fault, seen: str, opaque: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -207,6 +207,7 @@ def test_float64_says_what_it_cannot_do():
 
 @pytest.mark.parametrize("name", ["check_operators", "float64", "bisect"])
 @pytest.mark.sampled(3)
+@pytest.mark.slow
 def test_debugging_backends_conform(name, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     report = check_backend(

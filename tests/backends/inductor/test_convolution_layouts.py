@@ -62,7 +62,7 @@ def trained(between: str, backend: str | None) -> list[Any]:
 
 
 @pytest.mark.parametrize("between", ["pooled", "returned", "by strides"])
-@pytest.mark.sampled(3)
+@pytest.mark.slow
 def test_a_step_is_that_of_eager(between: str, monkeypatch: pytest.MonkeyPatch) -> None:
     moved = []
 

@@ -55,6 +55,7 @@ def _groups(x: Tensor) -> Tensor:
 
 
 @pytest.mark.parametrize("function", [_mean_of_squares, _groups])
+@pytest.mark.sampled(2)
 def test_gradients_that_divide_by_a_size_get_kernels(function: Callable[[Tensor], Tensor]) -> None:
     compiled = dovetail.compile(function, backend="inductor", tiers="wait", dynamic=True, fullgraph=True)
     for size in (4, 7):

@@ -164,6 +164,7 @@ def test_final_write_to_an_input_is_done():
         lambda: torch.eye(2).sum(),
     ],
 )
+@pytest.mark.sampled(2)
 def test_a_function_without_a_tensor_argument(function):
     compiled = dovetail.compile(function, backend="inductor", fullgraph=True)
     for _ in range(2):

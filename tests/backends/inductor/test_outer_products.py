@@ -13,6 +13,7 @@ _aten = torch.ops.aten
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16])
 @pytest.mark.parametrize(("rows", "columns"), [(64, 32), (1, 5), (7, 1), (1, 1), (0, 3)])
+@pytest.mark.sampled(8)
 def test_values_are_the_matrix_products(dtype: torch.dtype, rows: int, columns: int) -> None:
     torch.manual_seed(0)
     one, other = torch.randn(rows, 1, dtype=dtype), torch.randn(1, columns, dtype=dtype)
@@ -32,6 +33,7 @@ def test_values_that_are_not_finite_meet_every_factor(value: float) -> None:
 
 
 @pytest.mark.parametrize(("features", "outputs"), [(1, 8), (8, 1), (1, 1), (3, 4)])
+@pytest.mark.sampled(4)
 def test_gradients_of_layers_with_one_input_or_output(features: int, outputs: int) -> None:
     torch.manual_seed(0)
     layer = torch.nn.Linear(features, outputs).double()
@@ -66,6 +68,7 @@ def test_what_it_leaves_alone_goes_to_the_rule_before() -> None:
     assert rules[_aten.addmm.default](torch.ones(3), torch.ones(4, 1), torch.ones(1, 3), alpha=2) == {"alpha": 2}
 
 
+@pytest.mark.slow
 def test_a_symbolic_number_of_columns_is_no_column() -> None:
     compiled = dovetail.compile(lambda a, b: (a @ b).sin(), backend="inductor", dynamic=True)
     for columns in (2, 3, 1):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pytest
 import torch
 
 import dovetail
@@ -29,14 +30,15 @@ def test_each_number_is_kept_once() -> None:
         graph.graph.lint()
 
 
-def test_results_are_those_of_eager() -> None:
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16, torch.complex64, torch.int64])
+@pytest.mark.parametrize("precision", [torch.float64, torch.float32])
+@pytest.mark.sampled(5)
+def test_results_are_those_of_eager(dtype: torch.dtype, precision: torch.dtype) -> None:
     compiled = dovetail.compile(scaled, backend="inductor", fullgraph=True)
-    for dtype in (torch.float32, torch.float64, torch.bfloat16, torch.complex64, torch.int64):
-        for precision in (torch.float32, torch.float64):
-            x, step = torch.arange(1, 9).to(dtype), torch.tensor(3.0, dtype=precision)
-            expected, actual = scaled(x, step), compiled(x, step)
-            assert expected.dtype == actual.dtype
-            if dtype is torch.bfloat16:
-                assert torch.allclose(expected.float(), actual.float(), rtol=0.02)
-            else:
-                same(expected, actual, str(dtype), False)
+    x, step = torch.arange(1, 9).to(dtype), torch.tensor(3.0, dtype=precision)
+    expected, actual = scaled(x, step), compiled(x, step)
+    assert expected.dtype == actual.dtype
+    if dtype is torch.bfloat16:
+        assert torch.allclose(expected.float(), actual.float(), rtol=0.02)
+    else:
+        same(expected, actual, str(dtype), False)

@@ -25,6 +25,8 @@ def assumes_small_sizes() -> bool:
 
 
 @pytest.mark.parametrize("is_present", [True, False])
+@pytest.mark.sampled(2)
+@pytest.mark.slow
 def test_code_from_the_cache_brings_its_assumptions_along(
     is_present: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -6,6 +6,7 @@ import warnings
 from collections.abc import Callable, Sequence
 from typing import Any
 
+import pytest
 import torch
 
 import dovetail
@@ -93,6 +94,7 @@ def test_a_size_that_is_the_same_in_the_first_two_calls(capsys: Any) -> None:
     )
 
 
+@pytest.mark.slow
 def test_a_rest_that_is_nothing_or_one(capsys: Any) -> None:
     def padded(x: Any) -> Any:
         padding = -x.shape[1] % 4
@@ -111,6 +113,7 @@ def _padded(x: Any, window: int) -> tuple[int, Any]:
     return padding, torch.nn.functional.pad(x, (0, padding)) if padding > 0 else x * 1
 
 
+@pytest.mark.slow
 def test_a_padding_and_the_sizes_that_it_belongs_to() -> None:
     def windowed(x: Any) -> Any:
         padding, y = _padded(x * 2, 4)
@@ -128,6 +131,7 @@ def test_a_padding_and_the_sizes_that_it_belongs_to() -> None:
     )
 
 
+@pytest.mark.slow
 def test_a_padding_in_a_closure_and_across_two_breaks() -> None:
     def windowed(x: Any) -> Any:
         padding, y = _padded(x * 2, 4)
@@ -162,6 +166,7 @@ def test_a_first_part_that_adds_nothing_keeps_what_is_given() -> None:
     )
 
 
+@pytest.mark.slow
 def test_chunks_of_which_there_may_be_one() -> None:
     def chunked(x: Any) -> Any:
         _, y = _padded(x * 2, 4)

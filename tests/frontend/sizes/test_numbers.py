@@ -14,7 +14,9 @@ from tests.differential import check_calls, entries_of, leaf, randn
 BACKENDS = [("aten", True), ("inductor", False)]
 
 
-@pytest.mark.parametrize(("backend", "exact"), BACKENDS)
+@pytest.mark.parametrize(
+    ("backend", "exact"), [("aten", True), pytest.param("inductor", False, marks=pytest.mark.slow)]
+)
 def test_int_argument(backend: str, exact: bool) -> None:
     def shift(x: Any, n: Any) -> Any:
         return x * n + torch.arange(n).sum(), n + 1, x[: n // 3 + 1]
@@ -29,7 +31,9 @@ def test_zero_one_and_negative_ints() -> None:
     check_calls(lambda x, n: (x * n, x + n, n * n, n // 2, n % 3, -n), calls, entries=5)
 
 
-@pytest.mark.parametrize(("backend", "exact"), BACKENDS)
+@pytest.mark.parametrize(
+    ("backend", "exact"), [("aten", True), pytest.param("inductor", False, marks=pytest.mark.slow)]
+)
 def test_float_argument(backend: str, exact: bool) -> None:
     def scale(x: Any, rate: Any) -> Any:
         return x * rate, x.add(x, alpha=rate), rate * 0.1 * 3, 1 / rate, math.exp(-rate), x - rate**2
@@ -178,7 +182,10 @@ def test_floats_made_from_sizes_are_exact() -> None:
     check_calls(floats, [(randn(size).double(),) for size in (8, 16, 5, 7, 23, 101, 37, 999)], entries=2)
 
 
-def test_float_among_tensors_of_all_kinds() -> None:
+@pytest.mark.parametrize(
+    ("backend", "exact"), [("aten", True), pytest.param("inductor", False, marks=pytest.mark.slow)]
+)
+def test_float_among_tensors_of_all_kinds(backend: str, exact: bool) -> None:
     def kinds(x: Any, rate: Any) -> Any:
         half, whole, single = x.half(), (x * 10).long(), x.sum()
         return (
@@ -194,8 +201,7 @@ def test_float_among_tensors_of_all_kinds() -> None:
         )
 
     calls = [(randn(8).abs(), rate) for rate in (0.1, 0.3, 0.7, 1.3)]
-    check_calls(kinds, calls, entries=2)
-    check_calls(kinds, calls, backend="inductor", exact=False)
+    check_calls(kinds, calls, entries=2, backend=backend, exact=exact)
 
 
 def test_a_list_of_changing_sizes_is_compiled_twice() -> None:

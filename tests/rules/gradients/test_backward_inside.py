@@ -70,7 +70,7 @@ def test_backward_sets_and_then_accumulates(backend: str) -> None:
     assert len(compiled.entries) == 2  # type: ignore[attr-defined]
 
 
-@pytest.mark.parametrize("backend", ["aten", "eager", "inductor"])
+@pytest.mark.parametrize("backend", ["aten", "eager", pytest.param("inductor", marks=pytest.mark.slow)])
 def test_gradients_set_to_none_before_each_step(backend: str) -> None:
     def make(module: torch.nn.Module) -> Function:
         def step(x: torch.Tensor) -> torch.Tensor:

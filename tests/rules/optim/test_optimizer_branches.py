@@ -148,6 +148,8 @@ def test_fused_optimizers_take_rates_that_change(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", ["sgd", "adam"])
+@pytest.mark.sampled(2)
+@pytest.mark.slow
 def test_fused_optimizers_with_rates_that_change_are_arithmetic_for_inductor(name: str) -> None:
     def change(index: int, model: torch.nn.Module, optimizer: torch.optim.Optimizer) -> None:
         for group in optimizer.param_groups:

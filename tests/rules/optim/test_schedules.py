@@ -286,6 +286,7 @@ def test_states_are_loaded_between_steps() -> None:
 
 @pytest.mark.parametrize("calls", [1, 2])
 @pytest.mark.parametrize("chained", [False, True])
+@pytest.mark.sampled(2)
 def test_what_is_behind_an_error_of_a_schedule_is_not_done(chained: bool, calls: int) -> None:
     """The gradients stay, and so does all else that the program would have changed behind the call that raises."""
     outcomes = []

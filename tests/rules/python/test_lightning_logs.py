@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import importlib
+import importlib.util
 import logging
 import warnings
 from collections.abc import Callable
@@ -14,8 +16,10 @@ from torch import Tensor, nn
 import dovetail
 from tests.differential import same
 
-lightning = pytest.importorskip("lightning", reason="PyTorch Lightning is not installed")
-pytestmark = pytest.mark.usefixtures("quiet")
+pytestmark = [
+    pytest.mark.usefixtures("quiet"),
+    pytest.mark.skipif(importlib.util.find_spec("lightning") is None, reason="PyTorch Lightning is not installed"),
+]
 
 Step = Callable[[Any, Any, int], Any]
 
@@ -57,7 +61,12 @@ def by_a_method_of_its_own(self: Any, batch: Any, index: int) -> Tensor:
     return loss
 
 
-class Model(lightning.LightningModule):  # type: ignore[misc, name-defined]
+class Methods:
+    """Those of all modules here. The library is large: it is loaded when the first module is made."""
+
+    log: Any
+    parameters: Any
+
     def __init__(self) -> None:
         super().__init__()
         torch.manual_seed(0)
@@ -75,7 +84,8 @@ class Model(lightning.LightningModule):  # type: ignore[misc, name-defined]
 
 
 def make(step: Step) -> Any:
-    return type("Own", (Model,), {"training_step": step})()
+    module = importlib.import_module("lightning").LightningModule
+    return type("Own", (Methods, module), {"training_step": step})()
 
 
 def fit(model: Any) -> dict[str, Tensor]:
@@ -83,7 +93,9 @@ def fit(model: Any) -> dict[str, Tensor]:
     data = torch.utils.data.TensorDataset(torch.arange(64.0).view(16, 4) / 64)
     loader = torch.utils.data.DataLoader(data, batch_size=4)
     quiet = ("logger", "enable_checkpointing", "enable_progress_bar", "enable_model_summary")
-    trainer = lightning.Trainer(max_epochs=2, accelerator="cpu", devices=1, **dict.fromkeys(quiet, False))
+    trainer = importlib.import_module("lightning").Trainer(
+        max_epochs=2, accelerator="cpu", devices=1, **dict.fromkeys(quiet, False)
+    )
     trainer.fit(model, loader, loader)
     return dict(trainer.callback_metrics)
 

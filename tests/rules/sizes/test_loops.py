@@ -191,7 +191,7 @@ def a_state_that_is_a_view(x: torch.Tensor, weight: torch.Tensor) -> torch.Tenso
     ],
 )
 @pytest.mark.parametrize("fullgraph", [True, False])
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(3)
 def test_other_loops_are_eagers_too(program: Callable[..., Any], fullgraph: bool) -> None:
     compiled = dovetail.compile(program, backend="aten", fullgraph=fullgraph)
     weight = leaf(4, 4)

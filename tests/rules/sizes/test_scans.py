@@ -32,6 +32,7 @@ def test_a_scan_at_each_length(reverse: bool, dim: int) -> None:
     compare(program)
 
 
+@pytest.mark.slow
 def test_a_scan_over_a_dictionary_by_a_function_of_the_program() -> None:
     factor = 0.5
 

@@ -86,7 +86,8 @@ def test_one_graph(program: Callable[..., Any], requires_grad: bool) -> None:
     assert entry.run is not None and entry.can_rerun_eagerly and entry.random_devices == ()
 
 
-@pytest.mark.parametrize("program", [compared, of_a_number, of_a_truth], ids=lambda program: program.__name__)
+@pytest.mark.parametrize("program", [of_a_number, of_a_truth, compared], ids=lambda program: program.__name__)
+@pytest.mark.sampled(3)
 def test_the_check_is_in_the_graph_of_the_default_backend(program: Callable[..., Any]) -> None:
     compiled = dovetail.compile(program, fullgraph=True)
     for values in VALUES:

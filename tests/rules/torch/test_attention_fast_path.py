@@ -47,6 +47,7 @@ def test_attention(variant: str, pads: bool, backend: str) -> None:
 
 @pytest.mark.parametrize("frozen", (False, True))
 @pytest.mark.sampled(2)
+@pytest.mark.slow
 def test_an_encoder_that_packs_padded_sequences(frozen: bool) -> None:
     torch.manual_seed(0)
     encoder = nn.TransformerEncoder(nn.TransformerEncoderLayer(8, 2, 16, batch_first=True, dropout=0.0), 2)

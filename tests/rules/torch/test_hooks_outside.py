@@ -174,7 +174,7 @@ def test_results_are_left_to_eager_without_fullgraph(program: Callable[..., Any]
     same(eager, found, exact=False)
 
 
-@pytest.mark.parametrize("backend", ["eager", "inductor"])
+@pytest.mark.parametrize("backend", ["eager", pytest.param("inductor", marks=pytest.mark.slow)])
 def test_other_backends(backend: str) -> None:
     eager, _ = _trained(several_on_one, lambda function: function, True)
     found, _ = _trained(several_on_one, dovetail.compile(backend=backend, fullgraph=True), True)
