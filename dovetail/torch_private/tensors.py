@@ -89,9 +89,14 @@ def is_recorded_view(view: torch.Tensor) -> bool:
 
 def is_view_of_custom_function(view: torch.Tensor) -> bool:
     """Whether a custom ``autograd.Function`` returned this view: its backward is not that of the view operators."""
-    if view._base is None or view.grad_fn is None:
-        return False
-    return bool(_autograd._get_creation_meta(view) == _autograd.CreationMeta.IN_CUSTOM_FUNCTION)
+    base = view._base
+    node: Any = None if base is None else view.grad_fn
+    while node is not None and base is not None and node is not base.grad_fn:
+        # Autograd's mark for it is that of unbind() too where the function returns several tensors.
+        if isinstance(node, torch.autograd.function.BackwardCFunction):
+            return True
+        node = node.next_functions[0][0] if node.next_functions else None
+    return False
 
 
 def mark_as_view_of_custom_function(view: torch.Tensor) -> None:
