@@ -9,7 +9,6 @@ import torch
 from torch._subclasses.fake_tensor import FakeTensor
 from torch._subclasses.functional_tensor import FunctionalTensor
 from torch.nested._internal.nested_tensor import NestedTensor as JaggedTensor
-from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
 __all__ = ["FakeTensor", "FunctionalTensor", "JaggedTensor"]
 
@@ -43,7 +42,10 @@ def is_traced(value: torch.Tensor) -> bool:
 def is_wrapper(value: object) -> bool:
     """Whether a tensor is of a subclass that wraps strided tensors and can be taken apart (``__tensor_flatten__``)."""
     return (
-        is_traceable_wrapper_subclass(value)
+        # Asked of the class: an object may answer by code of the user's.
+        isinstance(value, torch.Tensor)
+        and hasattr(type(value), "__tensor_flatten__")
+        and hasattr(type(value), "__tensor_unflatten__")
         and not isinstance(value, FunctionalTensor)
         and value.layout is torch.strided
     )
