@@ -158,7 +158,7 @@ def _describe_forward(trace: Trace, result: CaptureResult) -> _Forward:
     returned = [value for position, value in enumerate(described.values) if position not in not_recorded]
     returned += [value for value in result.outputs if trace.input_of(value) is None]
     for check in checks_outputs:
-        check(trace, returned, roots)
+        check(trace, returned, roots, result.order)
     return _Forward(
         described,
         differentiable,

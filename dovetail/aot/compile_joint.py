@@ -24,7 +24,7 @@ from dovetail.aot.backward_graphs import BackwardGraphs, FlatCallable, expected_
 from dovetail.aot.compiled_graph import CompiledGraph
 from dovetail.aot.descriptors import BufferInput, ParamInput, Tangent, UserInput
 from dovetail.aot.joint_graph import JointGraph
-from dovetail.aot.nodes import checks_assumption, has_symbolic_sizes
+from dovetail.aot.nodes import BY_USER_BACKWARD, checks_assumption, has_symbolic_sizes, needed_for
 from dovetail.aot.partition import partition, save_everything
 from dovetail.aot.state import AOTState
 from dovetail.aot.steps import BackendGraph, CompileSettings, FindReused, Lowering
@@ -279,7 +279,6 @@ def bind(lowering: Lowering) -> CompiledGraph:
             derivatives = provide(lowering)
         for keep in steps.saved_apart:
             keep_apart = keep(lowering)
-    gradients = joint.output_descriptors[joint.num_forward_outputs :]
     run = make_runtime_function(
         joint.spec.with_further_inputs(len(lowering.reused)),
         lowering.forward,
@@ -287,10 +286,21 @@ def bind(lowering: Lowering) -> CompiledGraph:
         tangent_strides=tangent_strides(joint),
         derivatives=derivatives,
         keep_apart=keep_apart,
-        unreached=[index for index, descriptor in enumerate(gradients) if descriptor is None],
+        unreached=_unreached(joint),
         read_later=lowering.read_later,
     )
     return CompiledGraph(lowering, lowering.backend, run)
+
+
+def _unreached(joint: JointGraph) -> list[int]:
+    """The inputs that get no gradient whatever is asked for.
+
+    Not those from which a hook or a custom backward computes gradients: these have a derivative with respect to them.
+    """
+    by_code = [node for node in joint.graph.nodes if BY_USER_BACKWARD in node.meta]
+    kept = needed_for(by_code)
+    pairs = enumerate(zip(joint.primals, joint.gradients, strict=True))
+    return [index for index, (node, gradient) in pairs if gradient is None and node not in kept]
 
 
 def _program_runner(lowering: Lowering) -> RuntimeFunction:

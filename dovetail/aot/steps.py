@@ -136,7 +136,7 @@ class BackendGraph:
 
 
 #: In stage 1: refuses what leaves a capture, by it and the outputs with a gradient.
-checks_outputs: Place[Callable[[Trace, Sequence[torch.Tensor], Sequence[torch.Tensor]], None]] = Place()
+checks_outputs: Place[Callable[[Trace, Sequence[torch.Tensor], Sequence[torch.Tensor], int], None]] = Place()
 #: In stage 1: for each differentiable output of several, the outputs that its backward leaves without theirs; None: all.
 finds_freed: Place[Callable[[Sequence[torch.Tensor]], tuple[frozenset[int], ...] | None]] = Place()
 #: In front of all steps: passes that a graph needs because of operators in it, each with a test whether it needs it.

@@ -457,7 +457,7 @@ def _check_closed(interpreter: TracingInterpreter) -> None:
 
 
 @checks_outputs
-def _check_inside(trace: Trace, values: Sequence[torch.Tensor], roots: Sequence[torch.Tensor]) -> None:
+def _check_inside(trace: Trace, values: Sequence[torch.Tensor], roots: Sequence[torch.Tensor], order: int) -> None:
     """Gradients that leave the graph are reduced by FSDP's hooks, as its state says when they arrive."""
     kept = [root for root in roots if not trace.is_freed(root)]
     if any(node.name() == f"{_Gathered.__name__}Backward" for node in autograd_nodes(kept)):

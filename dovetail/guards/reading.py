@@ -18,6 +18,8 @@ from typing import Any
 
 import torch
 
+from dovetail.torch_private.calls import no_torch_function
+
 #: The errors that reading a value may raise.
 FETCH_ERRORS: tuple[type[Exception], ...] = (AttributeError, KeyError, IndexError, TypeError, ValueError, RuntimeError)
 
@@ -34,6 +36,8 @@ class_order: Any = type.__dict__["__mro__"].__get__
 #: A live view on the class's own dictionary, whatever its metaclass says.
 class_dict: Any = type.__dict__["__dict__"].__get__
 _PLAIN_KEYS = frozenset({bool, int, str, bytes, type(None), type(Ellipsis), type(NotImplemented)})
+#: Their attributes run nobody's ``__torch_function__``.
+_PLAIN_TENSORS = (torch.Tensor, torch.nn.Parameter)
 _TORCH_KEYS = frozenset({torch.dtype, torch.device, torch.memory_format, torch.layout})
 
 
@@ -314,6 +318,9 @@ def read_attribute(value: Any, name: str) -> Any:
     kind = type(value)
     found = _in_class(kind, name)
     if type(found) in _DATA_DESCRIPTORS or type(found) is _tuple_getter:
+        if kind not in _PLAIN_TENSORS and issubclass(kind, torch.Tensor):
+            with no_torch_function():
+                return found.__get__(value, kind)
         return found.__get__(value, kind)
     if issubclass(kind, type):
         own = _in_class(value, name)
@@ -347,6 +354,7 @@ def read_attribute(value: Any, name: str) -> Any:
 
 def read_gradient(tensor: torch.Tensor) -> torch.Tensor | None:
     """``tensor.grad`` without the warning for tensors that are no leaves."""
-    if not tensor.is_leaf and not tensor.retains_grad:
-        return None
-    return tensor.grad
+    if type(tensor) not in _PLAIN_TENSORS:
+        with no_torch_function():
+            return tensor.grad if tensor.is_leaf or tensor.retains_grad else None
+    return tensor.grad if tensor.is_leaf or tensor.retains_grad else None

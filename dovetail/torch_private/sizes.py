@@ -177,12 +177,13 @@ def is_data_number(value: Any) -> bool:
 
 def marked_dimensions(tensor: torch.Tensor, mark: str) -> set[int]:
     """The dimensions that a program has marked by ``torch._dynamo``: dynamic, weak_dynamic, unbacked, strict_unbacked, static."""
-    return set(getattr(tensor, f"_dynamo_{mark}_indices", ()))
+    # Not getattr, which may be the code of a class of the user's.
+    return set(vars(tensor).get(f"_dynamo_{mark}_indices", ()))
 
 
 def marked_ranges(tensor: torch.Tensor) -> dict[int, tuple[int | None, int | None]]:
     """The bounds that a program has given to dimensions by ``torch._dynamo.mark_dynamic``."""
-    return {each.dim: (each.min, each.max) for each in getattr(tensor, "_dynamo_dynamic_range", ())}
+    return {each.dim: (each.min, each.max) for each in vars(tensor).get("_dynamo_dynamic_range", ())}
 
 
 def deferred_assumptions(environment: ShapeEnv, truths: Set[Any] = frozenset()) -> list[Any]:

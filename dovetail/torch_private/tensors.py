@@ -9,7 +9,6 @@ import torch
 from torch._subclasses.fake_tensor import FakeTensor
 from torch._subclasses.functional_tensor import FunctionalTensor
 from torch.nested._internal.nested_tensor import NestedTensor as JaggedTensor
-from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
 __all__ = ["FakeTensor", "FunctionalTensor", "JaggedTensor"]
 
@@ -43,7 +42,10 @@ def is_traced(value: torch.Tensor) -> bool:
 def is_wrapper(value: object) -> bool:
     """Whether a tensor is of a subclass that wraps strided tensors and can be taken apart (``__tensor_flatten__``)."""
     return (
-        is_traceable_wrapper_subclass(value)
+        # Asked of the class: an object may answer by code of the user's.
+        isinstance(value, torch.Tensor)
+        and hasattr(type(value), "__tensor_flatten__")
+        and hasattr(type(value), "__tensor_unflatten__")
         and not isinstance(value, FunctionalTensor)
         and value.layout is torch.strided
     )
@@ -89,9 +91,14 @@ def is_recorded_view(view: torch.Tensor) -> bool:
 
 def is_view_of_custom_function(view: torch.Tensor) -> bool:
     """Whether a custom ``autograd.Function`` returned this view: its backward is not that of the view operators."""
-    if view._base is None or view.grad_fn is None:
-        return False
-    return bool(_autograd._get_creation_meta(view) == _autograd.CreationMeta.IN_CUSTOM_FUNCTION)
+    base = view._base
+    node: Any = None if base is None else view.grad_fn
+    while node is not None and base is not None and node is not base.grad_fn:
+        # Autograd's mark for it is that of unbind() too where the function returns several tensors.
+        if isinstance(node, torch.autograd.function.BackwardCFunction):
+            return True
+        node = node.next_functions[0][0] if node.next_functions else None
+    return False
 
 
 def mark_as_view_of_custom_function(view: torch.Tensor) -> None:

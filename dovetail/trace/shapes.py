@@ -63,7 +63,7 @@ def marks_of(tensor: torch.Tensor) -> Mapping[int, SizeRange]:
     kinds = ("weak_dynamic", "unbacked", "strict_unbacked", "dynamic")
     marks = {dim: SizeRange() for kind in kinds for dim in private_sizes.marked_dimensions(tensor, kind)}
     marks.update({dim: SizeRange(*bounds) for dim, bounds in private_sizes.marked_ranges(tensor).items()})
-    marks.update(getattr(tensor, MARK, {}))
+    marks.update(vars(tensor).get(MARK, {}))
     return marks
 
 

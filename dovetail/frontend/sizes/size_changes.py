@@ -11,6 +11,7 @@ import torch
 from dovetail.guards import Equals, TensorMatch
 from dovetail.guards.reading import FETCH_ERRORS
 from dovetail.runtime.entry import Entry
+from dovetail.torch_private import calls as private_calls
 from dovetail.torch_private import trees as private_trees
 from dovetail.trace import ShapePolicy, marks_of
 
@@ -48,7 +49,8 @@ class SizeChanges:
                 if isinstance(predicate, Equals):
                     numbers.update(_changed_numbers(name, predicate.value, value))
                 elif issubclass(type(value), torch.Tensor):
-                    dims = _changed_dims(frozen.tensors[predicate.index].facts.shape, value.shape)
+                    with private_calls.no_torch_function():
+                        dims = _changed_dims(frozen.tensors[predicate.index].facts.shape, value.shape)
                     if dims:
                         sizes[name] = sizes.get(name, frozenset()) | dims
         return SizeChanges(sizes, frozenset(numbers))

@@ -137,14 +137,16 @@ def _requires_grad(interpreter: TracingInterpreter, function: Any, args: Argumen
 
 
 @checks_outputs
-def _refuse_anomaly_mode(trace: Trace, values: Sequence[torch.Tensor], roots: Sequence[torch.Tensor]) -> None:
+def _refuse_anomaly_mode(
+    trace: Trace, values: Sequence[torch.Tensor], roots: Sequence[torch.Tensor], order: int
+) -> None:
     """Anomaly mode looks at the values of each node's gradients and names the node, which only eager's graph has."""
     if roots and torch.is_anomaly_enabled() and torch.is_anomaly_check_nan_enabled():
         raise CaptureError("anomaly mode is on, which looks at every node of eager's graph", advice="turn it off")
 
 
 @checks_outputs
-def _refuse_new_leaves(trace: Trace, values: Sequence[torch.Tensor], roots: Sequence[torch.Tensor]) -> None:
+def _refuse_new_leaves(trace: Trace, values: Sequence[torch.Tensor], roots: Sequence[torch.Tensor], order: int) -> None:
     """Refuse leaves that the program makes where something is seen of their gradients, which the graph does not compute.
 
     Such a leaf is returned beside an output that was computed from it, or code of the program's own runs on the way to it only.
@@ -155,7 +157,8 @@ def _refuse_new_leaves(trace: Trace, values: Sequence[torch.Tensor], roots: Sequ
     nodes = autograd_nodes(roots)
     ends = {node: id(node.variable) for node in nodes if hasattr(node, "variable")}
     made = {leaf for leaf in ends.values() if leaf not in known}
-    if not made:
+    # In a replay for the next order, they stand for inputs.
+    if not made or order > 1:
         return
     if any(id(value) in made for value in values if is_new_leaf(value)):
         reason = "a tensor that the function makes with requires_grad is returned beside what is computed from it"

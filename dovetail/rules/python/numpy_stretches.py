@@ -135,7 +135,9 @@ class _Ahead(Machine):
     # --- the protocol -------------------------------------------------------------------------------------------------
 
     def call(self, function: Any, args: tuple[Any, ...], kwargs: dict[str, Any], direct: bool = False) -> Any:
-        owner, given = getattr(function, "__self__", None), (*args, *kwargs.values())
+        # An object of the user's that can be called may have a __getattr__.
+        is_method = isinstance(function, (types.BuiltinFunctionType, types.MethodType))
+        owner, given = function.__self__ if is_method else None, (*args, *kwargs.values())
         if isinstance(owner, torch.Tensor):
             if function.__name__ == "numpy":
                 raise _WorkError

@@ -5,7 +5,7 @@ from __future__ import annotations
 import gc
 import weakref
 from collections.abc import Callable
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
 import torch
@@ -389,3 +389,49 @@ def test_two_inputs_that_are_one_object_at_times(program: Callable[..., Any], or
             results.append(run(x, x if are_one else y))
         found.append(results)
     same(found[0], found[1])
+
+
+class Listening(torch.Tensor):
+    """Its own code says what it is asked for."""
+
+    heard: ClassVar[list[str]] = []
+
+    def __getattr__(self, name: str) -> Any:
+        self.heard.append(name)
+        return 1
+
+    @classmethod
+    def __torch_function__(cls, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        cls.heard.append(function.__name__)
+        return super().__torch_function__(function, types, args, kwargs or {})
+
+
+def test_the_users_code_is_asked_by_the_program_only() -> None:
+    def function(x: Any, k: int) -> Any:
+        return x * k + x.offset
+
+    heard = []
+    for run in (function, dovetail.compile(function, backend="aten", fullgraph=True)):
+        Listening.heard.clear()
+        for size in (2, 3, 4):
+            plain = run(torch.ones(size).as_subclass(Listening), size)
+            assert plain.as_subclass(torch.Tensor).tolist() == [size + 1] * size
+        heard.append([name for name in Listening.heard if name != "as_subclass"])
+    assert heard[0] == heard[1]
+
+
+def test_guards_ask_no_class_of_the_users() -> None:
+    def function(x: Any) -> Any:
+        return x.grad, x.is_leaf, x * 2
+
+    heard = []
+    for run in (function, dovetail.compile(function, backend="aten", fullgraph=True)):
+        x = torch.ones(2, requires_grad=True).as_subclass(Listening).detach()
+        x.grad = torch.ones(2)
+        Listening.heard.clear()
+        for _ in range(3):
+            gradient, is_leaf, _ = run(x)
+            assert is_leaf
+            assert gradient.tolist() == [1, 1]
+        heard.append(list(Listening.heard))
+    assert heard[0] == heard[1]
