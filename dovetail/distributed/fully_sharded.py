@@ -288,7 +288,10 @@ def _pre_forward(state: Any, module: Any, args: Any, kwargs: Any) -> Any:
         whole = _Gathered.apply(part, spread, _remember(part, not spread.again, state, group, param))
         for owner, name in owners:
             _put(state, owner, name, whole)
-    return private_fsdp.cast_inputs(state, args), private_fsdp.cast_inputs(state, kwargs)
+    args, kwargs = private_fsdp.cast_inputs(state, args), private_fsdp.cast_inputs(state, kwargs)
+    for group in private_fsdp.groups_of(state):
+        args, kwargs = private_fsdp.join_inputs(group, args, kwargs)
+    return args, kwargs
 
 
 def _post_forward(state: Any, module: Any, given: Any, output: Any) -> Any:

@@ -250,6 +250,18 @@ def cast_inputs(state: Any, values: Any) -> Any:
     return _casted(policy.param_dtype if policy.cast_forward_inputs else None, values)
 
 
+class _NoExchange:
+    """In the place of a group of parameters, whose gradients the graph exchanges."""
+
+    def post_backward(self) -> None:
+        """FSDP exchanges them here."""
+
+
+def join_inputs(group: Any, args: Any, kwargs: Any) -> Any:
+    """Interpreted: the arguments behind FSDP's node of autograd, where gradients of what a module is given are added up."""
+    return type(group)._register_post_backward_hook(_NoExchange(), args, kwargs)
+
+
 def cast_outputs(state: Any, values: Any) -> Any:
     """The result of a forward in the dtype that the policy wants."""
     return _casted(state._mp_policy.output_dtype, values)

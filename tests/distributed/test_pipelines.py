@@ -117,3 +117,64 @@ def test_a_compiled_stage() -> None:
 @pytest.mark.slow
 def test_every_schedule_at_every_place() -> None:
     check(run(compared, 2, ("GPipe", "1F1B", "Interleaved1F1B"), ("stage", "blocks", "method"), seconds=300.0))
+
+
+class _Joined(torch.autograd.Function):
+    """Its arguments. Gradients of what is computed from them are added up here, as they are in the node of a compiled stage."""
+
+    @staticmethod
+    def forward(ctx: Any, *given: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        return tuple(item.view_as(item) for item in given)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        return gradients
+
+
+class Skipping(nn.Module):
+    """A stage that uses a skip connection several times, and hands it on as it is."""
+
+    def __init__(self, number: int, ends: bool, joins: bool) -> None:
+        super().__init__()
+        torch.manual_seed(number)
+        self.up, self.gate, self.ends, self.joins = nn.Linear(4, 4), nn.Linear(4, 4), ends, joins
+
+    def forward(self, x: torch.Tensor, skip: torch.Tensor | None = None) -> Any:
+        handed = self.up(x).sin() if skip is None else skip
+        if skip is not None and self.joins:
+            x, skip = _Joined.apply(x, skip)
+        skip = handed if skip is None else skip
+        found = torch.tanh(self.up(x)) + self.gate(skip) * x * torch.sin(skip) + skip * 1.3
+        return found if self.ends else (found, handed)
+
+
+def skipping(rank: int, schedule: str, place: str) -> list[torch.Tensor]:
+    """Gradients of this rank's two stages of four."""
+    from torch.distributed import pipelining
+
+    stages = []
+    for number in (rank, 3 - rank if schedule.startswith("ZBV") else rank + 2):
+        module: Any = Skipping(number, number == 3, place == "joined")
+        module = _compile(module) if place == "compiled" else module
+        stages.append(pipelining.PipelineStage(module, number, 4, torch.device("cpu")))
+    plan = getattr(pipelining, f"Schedule{schedule}")(stages, n_microbatches=4, loss_fn=nn.functional.mse_loss)
+    generator = torch.Generator().manual_seed(5)
+    x, y = (torch.randn(8, 4, generator=generator) for _ in range(2))
+    plan.step(*((x,) if rank == 0 else ()), **({"target": y} if any(stage.is_last for stage in stages) else {}))
+    return whole(parameter.grad for stage in stages for parameter in stage.submod.parameters())
+
+
+def all_skipping(rank: int) -> dict[str, tuple[bool, bool]]:
+    """By schedule, whether compiled stages have the gradients of joined ones, and whether those of eager are close to them."""
+    found = {}
+    for schedule in ("Interleaved1F1B", "InterleavedZeroBubble", "ZBVZeroBubble"):
+        compiled, joined, eager = (skipping(rank, schedule, place) for place in ("compiled", "joined", "eager"))
+        pairs = zip(compiled, eager, strict=True)
+        found[schedule] = same(compiled, joined), all(torch.allclose(*pair, rtol=1e-6, atol=1e-6) for pair in pairs)
+    return found
+
+
+@pytest.mark.slow
+def test_a_skip_connection_differs_from_eager_by_the_order_of_its_gradients_sum_alone() -> None:
+    for found in run(all_skipping, 2, seconds=300.0):
+        assert len(found) == 3 and all(pair == (True, True) for pair in found.values()), found

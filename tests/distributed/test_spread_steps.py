@@ -128,6 +128,7 @@ def policies() -> dict[str, dict[str, Any]]:
         "frozen": {"frozen": True},
         "tied": {"model": Tied, "parts": 2, "exchanges_once": True},
         "regions": {"model": Regions},
+        "low regions": {"model": Regions, "mp_policy": MixedPrecisionPolicy(param_dtype=low)},
         "meta": {"is_meta": True},
     }
 
@@ -269,6 +270,62 @@ def test_gathers_begin_ahead_of_their_use_in_the_same_place_on_each_rank() -> No
     ahead = ["gather", "gather", "layer", "gather", "layer", "layer"]
     assert found[:6] == ahead and found[-6:] == ahead
     assert found.count("scatter") == 1
+
+
+class Given(nn.Module):
+    """A block that uses each of its arguments twice."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.up = nn.Linear(16, 16)
+
+    def forward(self, x: Any, **others: Any) -> torch.Tensor:
+        x, y = (x["x"], x["y"]) if isinstance(x, dict) else (x, others.get("y", x))
+        return x * 1.7 + torch.tanh(self.up(x)) * y + y.exp()  # type: ignore[no-any-return]
+
+
+class Beside(nn.Module):
+    """What the block is given is used in front of it and behind it too."""
+
+    def __init__(self, way: str) -> None:
+        super().__init__()
+        self.way, self.ends, self.block = way, nn.ModuleList(nn.Linear(16, 16) for _ in range(2)), Given()
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x = self.ends[0](x)
+        before, y = x.cos(), x.sin()
+        if self.way == "alone":
+            found = self.block(x)
+        elif self.way == "keyword":
+            found = self.block(x, y=y)
+        else:
+            found = self.block({"x": x, "y": y})
+        return self.ends[1](found * x + before * y)  # type: ignore[no-any-return]
+
+
+@pytest.mark.parametrize("dtype", [None, torch.bfloat16])
+def test_gradients_of_what_a_module_is_given_are_added_up_in_its_order(dtype: torch.dtype | None) -> None:
+    """Those of its uses inside are added up first, in FSDP's node of autograd, then those of its uses outside."""
+    from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
+
+    torch.distributed.init_process_group("gloo", store=torch.distributed.HashStore(), rank=0, world_size=1)
+    try:
+        for way in ("alone", "keyword", "dictionary"):
+            gradients = []
+            for compiles in (False, True):
+                torch.manual_seed(0)
+                model: Any = Beside(way)
+                for module in (model.block, model):
+                    fully_shard(module, mp_policy=MixedPrecisionPolicy(param_dtype=dtype))
+
+                def step(x: torch.Tensor, model: Any = model) -> None:
+                    model(x).float().square().mean().backward()
+
+                (_compile(step) if compiles else step)(torch.randn(32, 16))
+                gradients.append(whole(parameter.grad for parameter in model.parameters()))
+            assert same(gradients[1], gradients[0]), way
+    finally:
+        torch.distributed.destroy_process_group()
 
 
 def together(rank: int) -> Any:
