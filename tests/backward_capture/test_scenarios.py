@@ -85,7 +85,7 @@ def check_reasons(name: str, session: BackwardSession) -> None:
 
 
 @pytest.mark.parametrize("name", SCENARIOS)
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(4)
 def test_a_captured_backward_is_eagers(name: str) -> None:
     session = BackwardSession()
     check(name, session)

@@ -15,7 +15,7 @@ nn.GaussianNLLLoss nn.CTCLoss nn.GRUCell nn.Dropout
 
 
 @pytest.mark.parametrize("name", SLICE)
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(4)
 def test_module(name: str) -> None:
     if name not in module_runner.modules():
         pytest.skip(f"this torch's database has no {name}")

@@ -24,7 +24,7 @@ zeros_like ones_like to
 
 
 @pytest.mark.parametrize("name", SLICE)
-@pytest.mark.sampled(3)
+@pytest.mark.sampled(5)
 def test_operator(name: str) -> None:
     (result,) = opinfo_runner.run_here([name], compilers.COMPILERS["dovetail"], samples=1)
     for variant in opinfo_runner.VARIANTS:

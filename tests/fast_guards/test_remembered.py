@@ -263,7 +263,7 @@ def same_answer(checker: Checker, full: Any, model: Any, args: tuple[Any, ...]) 
 
 
 @pytest.mark.parametrize("name", CHANGES)
-@pytest.mark.sampled(3)
+@pytest.mark.sampled(5)
 def test_every_change_is_seen(name: str) -> None:
     model = make_model()
     compiled = dovetail.compile(model, backend="aten", fullgraph=True)

@@ -286,6 +286,7 @@ ASKED: dict[str, Callable[..., Any]] = {
 @pytest.mark.parametrize("how", PAST_AUTOGRAD)
 @pytest.mark.parametrize("first", [torch.sin, torch.exp, torch.clone])
 @pytest.mark.parametrize("last", [torch.square, torch.exp, torch.relu])
+@pytest.mark.sampled(3)
 def test_results_that_were_written_to(
     first: Callable[..., Any], last: Callable[..., Any], how: str, asked: str
 ) -> None:

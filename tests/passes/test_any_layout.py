@@ -65,6 +65,7 @@ def compare(
 
 
 @pytest.mark.parametrize("name", MODULES)
+@pytest.mark.sampled(2)
 def test_modules(name: str) -> None:
     make, shape = MODULES[name]
     torch.manual_seed(0)

@@ -76,6 +76,7 @@ def test_the_graph_computes_the_same(function: Any) -> None:
 
 @pytest.mark.parametrize("function", FUNCTIONS)
 @pytest.mark.parametrize("dynamic", [False, True])
+@pytest.mark.sampled(2)
 def test_results_are_those_of_eager(function: Any, dynamic: bool) -> None:
     # Anything that promises no eager's bits.
     def backend(graph: torch.fx.GraphModule, inputs: Any, *, kind: Any, options: Any) -> Any:

@@ -121,7 +121,7 @@ OPTIMIZERS: dict[str, Callable[[Any], torch.optim.Optimizer]] = {
 
 @pytest.mark.parametrize("name", OPTIMIZERS)
 @pytest.mark.parametrize("method", ["step", "dropping_at_the_end", "accumulating"])
-@pytest.mark.sampled(3)
+@pytest.mark.sampled(5)
 def test_the_kernel_runs_behind_the_graph(name: str, method: str) -> None:
     behind = run(Program(OPTIMIZERS[name]), method)
     assert behind[-1] == 1, behind

@@ -146,7 +146,7 @@ OPTIMIZERS: dict[str, MakeOptimizer] = {
 
 
 @pytest.mark.parametrize("name", OPTIMIZERS)
-@pytest.mark.sampled(4)
+@pytest.mark.sampled(6)
 def test_twenty_steps_leave_what_eager_leaves(name: str) -> None:
     train(OPTIMIZERS[name])
 

@@ -135,6 +135,7 @@ FAULTS = [
 
 
 @pytest.mark.parametrize(("quirk", "name"), FAULTS)
+@pytest.mark.sampled(3)
 def test_torch_still_has_the_fault(quirk: Quirk, name: str) -> None:
     example = quirk.examples[name]()
     if example.stays:

@@ -64,7 +64,7 @@ def step(function: Any, module: torch.nn.Module, x: torch.Tensor) -> Any:
 
 
 @pytest.mark.parametrize("name", NETWORKS)
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(4)
 def test_a_recurrent_network_has_one_graph_for_all_sizes(name: str) -> None:
     torch.manual_seed(0)
     module = NETWORKS[name]()
@@ -156,7 +156,7 @@ def test_inductor_takes_a_whole_call() -> None:
 @pytest.mark.parametrize("kind", [torch.nn.GRU, torch.nn.LSTM, torch.nn.RNN])
 @pytest.mark.parametrize("settings", [{}, {"num_layers": 2, "bidirectional": True, "dropout": 0.5}])
 @pytest.mark.filterwarnings("ignore")
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(4)
 def test_a_packed_sequence(kind: Any, settings: dict[str, Any]) -> None:
     # Traced into operators it ended the process: the C++ reads memory that a traced tensor has not.
     torch.manual_seed(0)

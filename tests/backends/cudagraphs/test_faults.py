@@ -335,6 +335,7 @@ RECORDERS = pytest.mark.parametrize("opaque", [False, True], ids=["operators", "
 @RECORDERS
 @pytest.mark.filterwarnings("ignore::dovetail.errors.RecordingWarning")
 @pytest.mark.parametrize("program", dict.fromkeys(program for program, *_ in FAULTS), ids=lambda item: item.__name__)
+@pytest.mark.sampled(2)
 def test_without_a_fault_the_program_is_right(program: Program, opaque: bool) -> None:
     program(SimulatedRecorder(opaque=opaque))
 

@@ -68,7 +68,7 @@ def train(compile_):
 
 @pytest.mark.parametrize("only", ["forward", "backward"])
 @pytest.mark.parametrize("fault", [*FAULTS_WHILE_COMPILING, *FAULTS_IN_OUTPUTS])
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(4)
 def test_training_goes_on_with_one_warning(fault, only):
     wanted = train(lambda model: model)
     with warnings.catch_warnings(record=True) as caught:

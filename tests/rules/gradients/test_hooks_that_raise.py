@@ -129,7 +129,7 @@ def run(program: str, kind: str, compiled: bool) -> list[Any]:
 
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("program", PROGRAMS)
-@pytest.mark.sampled(3)
+@pytest.mark.sampled(6)
 def test_what_was_added_before_the_error_is_eagers(program: str, kind: str) -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", GraphBreakWarning)

@@ -79,7 +79,7 @@ def step_with(
 
 
 @pytest.mark.parametrize("name", SCHEDULES)
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(4)
 def test_twenty_steps_in_few_captures(name: str) -> None:
     schedule_of, most = SCHEDULES[name]
 

@@ -54,6 +54,7 @@ KINDS: list[Callable[..., Any]] = [list, deque, lambda items: deque(items, maxle
     ("function", "most"),
     [(appended, 1), (length, 4), (last_ones, 3), (average, None), (written_and_read, None), (taken_out, None)],
 )
+@pytest.mark.sampled(2)
 def test_a_history_is_eagers(function: Any, most: int | None, kind: Any) -> None:
     compiled = dovetail.compile(function, backend="aten")
     eager_history, history = kind([1.25, 0.5]), kind([1.25, 0.5])

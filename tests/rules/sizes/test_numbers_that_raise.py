@@ -22,6 +22,7 @@ PROGRAMS: dict[str, Callable[[float], float]] = {
 
 @pytest.mark.parametrize("numbers", [(1, 2, 3, 1, 4), (3, 4, 2, 5, 2), (3.0, 4.0, 2.0, 5.0)])
 @pytest.mark.parametrize("name", PROGRAMS)
+@pytest.mark.sampled(2)
 def test_a_number_that_raises(name: str, numbers: tuple[float, ...]) -> None:
     state, compute = {"n": numbers[0]}, PROGRAMS[name]
 

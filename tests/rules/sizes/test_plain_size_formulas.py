@@ -145,7 +145,7 @@ def test_a_recurrent_cell_has_one_graph_for_all_sizes(make: Callable[[], torch.n
         (table, lambda x: (x * 1).renorm_(2, 0, 0.5) + x.exp().polygamma_(2)),
     ],
 )
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(4)
 def test_functions_with_a_graph_for_each_size(make: Make, function: Callable[..., Any]) -> None:
     def program(*tensors: torch.Tensor) -> Any:
         return function(*tensors)
