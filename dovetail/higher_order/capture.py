@@ -24,7 +24,7 @@ from dovetail.aot.capture_result import CaptureResult
 from dovetail.aot.compile_joint import compile_joint
 from dovetail.aot.descriptors import Descriptor, UserInput
 from dovetail.aot.joint_graph import JointGraph
-from dovetail.aot.nodes import has_symbolic_sizes, needed_for
+from dovetail.aot.nodes import BY_USER_BACKWARD, GIVEN_TO, has_symbolic_sizes, needed_for
 from dovetail.aot.steps import Lowering
 from dovetail.aot.steps import differentiable_backward as provides_derivatives
 from dovetail.backends.registry import lookup_backend
@@ -73,9 +73,17 @@ class _NoGuards(GuardSet):
 
 
 def needed_inputs(joint: JointGraph) -> NeededInputs:
-    """The inputs that a derivative of the backward needs: those that any gradient is computed from."""
+    """The inputs that a derivative of the backward needs: those that any gradient is computed from.
+
+    All of them where a custom backward may be given some gradients only: it may then read what it does not read otherwise. And
+    a custom backward leads to inputs that nothing it reads is computed from.
+    """
     primals = joint.primals
     reached = needed_for(joint.gradients)
+    if any(GIVEN_TO in tangent.meta for tangent in joint.tangents):
+        reached.update(primals)
+    elif any(BY_USER_BACKWARD in node.meta for node in joint.graph.nodes):
+        reached.update(node for node, flag in zip(primals, joint.spec.input_requires_grad, strict=True) if flag)
     symbolic = has_symbolic_sizes(primals)
     indices = tuple(
         index for index, node in enumerate(primals) if symbolic or node in reached or IN_GRADIENTS in node.meta
