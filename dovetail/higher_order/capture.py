@@ -315,6 +315,9 @@ def _obstacle(joint: JointGraph, needed: NeededInputs, options: Mapping[str, Any
         return _UNREPLAYABLE.format(program.refusals[0])
     if joint.provenance:
         return "the joint graph was edited, and its derivatives come from the program as it was"
+    if needed.draws and any(BY_USER_BACKWARD in node.meta and has_random_result(node) for node in joint.graph.nodes):
+        # It draws on where the generator is at the backward, and a replay runs with the numbers of the forward.
+        return "a hook or a custom backward in it draws random numbers"
     if needed.draws and options.get("fallback_random", True) is not True:
         return "its random numbers are not eager's (fallback_random=False) and cannot be drawn again"
     return ""
