@@ -80,9 +80,10 @@ def needed_inputs(joint: JointGraph) -> NeededInputs:
     """
     primals = joint.primals
     reached = needed_for(joint.gradients)
+    has_code = any(BY_USER_BACKWARD in node.meta for node in joint.graph.nodes)
     if any(GIVEN_TO in tangent.meta for tangent in joint.tangents):
         reached.update(primals)
-    elif any(BY_USER_BACKWARD in node.meta for node in joint.graph.nodes):
+    elif has_code:
         reached.update(node for node, flag in zip(primals, joint.spec.input_requires_grad, strict=True) if flag)
     symbolic = has_symbolic_sizes(primals)
     indices = tuple(
@@ -92,7 +93,9 @@ def needed_inputs(joint: JointGraph) -> NeededInputs:
     devices = {node.meta["val"].device.index for node in draws if getattr(node.meta.get("val"), "is_cuda", False)}
     written = frozenset(mutation.input_index for mutation in joint.spec.mutations)
     varying = tuple(index for index in indices if has_symbolic_sizes([primals[index]]))
-    of_outputs = () if symbolic or joint.spec.freed_by_backward is None else _inputs_of_outputs(joint)
+    # A hook may read what its tensor is not computed from.
+    is_whole = symbolic or has_code or joint.spec.freed_by_backward is None
+    of_outputs = () if is_whole else _inputs_of_outputs(joint)
     return NeededInputs(indices, written, bool(draws), tuple(sorted(devices)), varying, of_outputs)
 
 

@@ -184,3 +184,23 @@ def test_a_hook_of_several_results_runs_where_one_has_no_gradient() -> None:
         second.sum().backward()
         found.append(seen)
     same(found[0], found[1])
+
+
+def test_a_hook_reads_what_its_tensor_is_not_computed_from() -> None:
+    """A backward in an autocast block, or one that is differentiated itself, had fresh memory in the place of that."""
+
+    def function(a: Tensor, b: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        y = a * 2
+        y.register_hook(lambda gradient: gradient * b)
+        return y.sin(), b.exp(), a @ a
+
+    found: list[Any] = []
+    for run in (function, dovetail.compile(function, backend="aten", fullgraph=True)):
+        a, b = torch.full((2, 2), 1.5, requires_grad=True), torch.full((2, 2), 3.0, requires_grad=True)
+        first, _, last = run(a, b)
+        with torch.autocast("cpu", dtype=torch.bfloat16):
+            for result in (first, last):
+                found.append(torch.autograd.grad(result.sum(), a, retain_graph=True))
+        (gradient,) = torch.autograd.grad(first.sum(), a, create_graph=True)
+        found.append(torch.autograd.grad(gradient.sum(), (a, b)))
+    same(found[:3], found[3:])
