@@ -20,6 +20,8 @@ SAVE = "save"
 """A mark: the forward saves the value; it is never computed again."""
 BY_USER_BACKWARD = "user_backward"
 """A mark: a hook, or the backward of a custom ``autograd.Function``, has computed the node."""
+GIVEN_TO = "given_to"
+"""A mark of incoming gradients: the custom backwards, each with the place of an argument, that are given what comes from them."""
 BACKWARD_RUN = "in_backward"
 """A mark: the number of the run of autograd's engine, inside of the captured function, that has computed the node."""
 

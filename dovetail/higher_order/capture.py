@@ -24,7 +24,7 @@ from dovetail.aot.capture_result import CaptureResult
 from dovetail.aot.compile_joint import compile_joint
 from dovetail.aot.descriptors import Descriptor, UserInput
 from dovetail.aot.joint_graph import JointGraph
-from dovetail.aot.nodes import has_symbolic_sizes, needed_for
+from dovetail.aot.nodes import BY_USER_BACKWARD, GIVEN_TO, has_symbolic_sizes, needed_for
 from dovetail.aot.steps import Lowering
 from dovetail.aot.steps import differentiable_backward as provides_derivatives
 from dovetail.backends.registry import lookup_backend
@@ -73,9 +73,18 @@ class _NoGuards(GuardSet):
 
 
 def needed_inputs(joint: JointGraph) -> NeededInputs:
-    """The inputs that a derivative of the backward needs: those that any gradient is computed from."""
+    """The inputs that a derivative of the backward needs: those that any gradient is computed from.
+
+    All of them where a custom backward may be given some gradients only: it may then read what it does not read otherwise. And
+    a custom backward leads to inputs that nothing it reads is computed from.
+    """
     primals = joint.primals
     reached = needed_for(joint.gradients)
+    has_code = any(BY_USER_BACKWARD in node.meta for node in joint.graph.nodes)
+    if any(GIVEN_TO in tangent.meta for tangent in joint.tangents):
+        reached.update(primals)
+    elif has_code:
+        reached.update(node for node, flag in zip(primals, joint.spec.input_requires_grad, strict=True) if flag)
     symbolic = has_symbolic_sizes(primals)
     indices = tuple(
         index for index, node in enumerate(primals) if symbolic or node in reached or IN_GRADIENTS in node.meta
@@ -84,7 +93,9 @@ def needed_inputs(joint: JointGraph) -> NeededInputs:
     devices = {node.meta["val"].device.index for node in draws if getattr(node.meta.get("val"), "is_cuda", False)}
     written = frozenset(mutation.input_index for mutation in joint.spec.mutations)
     varying = tuple(index for index in indices if has_symbolic_sizes([primals[index]]))
-    of_outputs = () if symbolic or joint.spec.freed_by_backward is None else _inputs_of_outputs(joint)
+    # A hook may read what its tensor is not computed from.
+    is_whole = symbolic or has_code or joint.spec.freed_by_backward is None
+    of_outputs = () if is_whole else _inputs_of_outputs(joint)
     return NeededInputs(indices, written, bool(draws), tuple(sorted(devices)), varying, of_outputs)
 
 
@@ -307,6 +318,9 @@ def _obstacle(joint: JointGraph, needed: NeededInputs, options: Mapping[str, Any
         return _UNREPLAYABLE.format(program.refusals[0])
     if joint.provenance:
         return "the joint graph was edited, and its derivatives come from the program as it was"
+    if needed.draws and any(BY_USER_BACKWARD in node.meta and has_random_result(node) for node in joint.graph.nodes):
+        # It draws on where the generator is at the backward, and a replay runs with the numbers of the forward.
+        return "a hook or a custom backward in it draws random numbers"
     if needed.draws and options.get("fallback_random", True) is not True:
         return "its random numbers are not eager's (fallback_random=False) and cannot be drawn again"
     return ""

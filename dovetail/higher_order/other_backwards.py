@@ -18,7 +18,7 @@ from typing import Any
 import torch
 
 from dovetail.aot.joint_graph import JointGraph
-from dovetail.aot.nodes import BY_USER_BACKWARD
+from dovetail.aot.nodes import BY_USER_BACKWARD, GIVEN_TO
 from dovetail.aot.steps import Lowering
 from dovetail.guards.ambient import autocast_state, without_autocast
 from dovetail.runtime.function import Backward
@@ -55,7 +55,13 @@ def runs_otherwise(node: torch.fx.Node) -> bool:
 def _gradients_of_user_backwards(joint: JointGraph) -> list[set[int]]:
     """For each custom backward whose gradients come from different tangents: which tangents each comes from, by bits."""
     reached = {node: 1 << place for place, node in enumerate(joint.tangents)}
-    given: dict[int, set[int]] = {}
+    given: dict[Any, set[int]] = {}
+    whole: dict[tuple[int, int], int] = {}
+    for tangent in joint.tangents:
+        for key in tangent.meta.get(GIVEN_TO, ()):
+            whole[key] = whole.get(key, 0) | reached[tangent]
+    for (number, _), bits in whole.items():
+        given.setdefault((number,), set()).add(bits)
     for node in joint.graph.nodes:
         inputs = [item for item in node.all_input_nodes if item in reached]
         number = node.meta.get(BY_USER_BACKWARD)

@@ -758,3 +758,32 @@ def test_the_third_derivative_of_a_determinant_is_refused() -> None:
     torch.testing.assert_close(found[1], found[0])
     with pytest.raises(dovetail.errors.HigherOrderGradientError, match="determinant"):
         torch.autograd.grad((found[1] * weights).sum(), x)
+
+
+class DrawsInBackward(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: torch.Tensor) -> torch.Tensor:
+        return x * 2
+
+    @staticmethod
+    def backward(ctx: Any, gradient: torch.Tensor) -> torch.Tensor:
+        return gradient * torch.rand_like(gradient)
+
+
+def test_random_numbers_of_a_custom_backward_are_drawn_at_the_backward() -> None:
+    """With ``create_graph=True`` they were drawn again from the state of the forward, which left the generator as it was."""
+    found = []
+    for run in (
+        DrawsInBackward.apply,
+        dovetail.compile(lambda x: DrawsInBackward.apply(x), backend="aten", fullgraph=True),
+    ):
+        torch.manual_seed(0)
+        x = torch.ones(3, requires_grad=True)
+        for _ in range(3):
+            y = run(x)
+            torch.rand(2)
+            (first,) = torch.autograd.grad(y.sum(), x, create_graph=True)
+            found.append((first.detach(), torch.get_rng_state()))
+    same(found[:3], found[3:])
+    with pytest.raises(HigherOrderGradientError, match="draws random numbers"):
+        first.sum().backward()

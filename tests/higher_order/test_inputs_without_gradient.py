@@ -89,3 +89,30 @@ def test_the_second_derivative_is_eagers(name: str) -> None:
             found.append((first, [torch.zeros(3) if item is None else item + 0.0 for item in second]))
     for first, second in found[1:]:
         same(found[0], (first, second))
+
+
+class SavesResult(torch.autograd.Function):
+    """Its result is computed from the first input, and its backward leads from the result to the second."""
+
+    @staticmethod
+    def forward(ctx: Any, a: Tensor, b: Tensor) -> Tensor:
+        y = a.exp()
+        ctx.save_for_backward(y)
+        return y
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> tuple[None, Tensor]:
+        (y,) = ctx.saved_tensors
+        return None, y * gradient
+
+
+def test_a_saved_result_leads_to_an_input_that_it_is_not_computed_from() -> None:
+    found = []
+    for run in (
+        SavesResult.apply,
+        dovetail.compile(lambda a, b: SavesResult.apply(a, b), backend="aten", fullgraph=True),
+    ):
+        a, b = torch.tensor([0.5, -1.0]), torch.tensor([2.0, 3.0], requires_grad=True)
+        (first,) = torch.autograd.grad(run(a, b).sum(), b, create_graph=True)
+        found.append(torch.autograd.grad(first.sum(), b))
+    same(found[0], found[1])

@@ -13,13 +13,14 @@ from typing import Any
 
 import torch
 
-from dovetail.aot.nodes import depending_on
+from dovetail.aot.nodes import GIVEN_TO, depending_on, needed_for
 from dovetail.errors import HigherOrderGradientError
 from dovetail.frontend.protocol import TracingInterpreter
 from dovetail.runtime.derivatives import are_partial
 from dovetail.torch_private import calls as private_calls
 from dovetail.torch_private import operators as private_operators
 from dovetail.torch_private import trees as private_trees
+from dovetail.trace.trace import Trace
 from dovetail.whole_calls.call import whole_call
 
 _aten = torch.ops.aten
@@ -57,6 +58,7 @@ def refusing_summands(interpreter: TracingInterpreter, backward: Backward) -> Ba
         result = backward(*args, **kwargs)
         tensors = [item for item in args if isinstance(item, torch.Tensor)]
         given = list(map(trace.node_of, tensors))
+        _note_given(trace, given)
         leaves, structure = private_trees.tree_flatten(result)
         made = [trace.node_of(item) for item in leaves if isinstance(item, torch.Tensor)]
         if _is_linear(list(trace.graph.nodes)[count:], given, made):
@@ -69,6 +71,16 @@ def refusing_summands(interpreter: TracingInterpreter, backward: Backward) -> Ba
         return private_trees.tree_unflatten(checked, structure)
 
     return run
+
+
+def _note_given(trace: Trace, given: Sequence[torch.fx.Node]) -> None:
+    """Note at the incoming gradients of the graph which arguments of this backward come from them, read or not."""
+    tangents = trace.graph.find_nodes(op="placeholder")[len(trace.inputs) :]
+    if len(tangents) < 2 or len(given) < 2:
+        return
+    for place, node in enumerate(given):
+        for tangent in needed_for([node]).intersection(tangents):
+            tangent.meta.setdefault(GIVEN_TO, set()).add((len(trace.graph.nodes), place))
 
 
 def _checked(interpreter: TracingInterpreter, gradient: torch.Tensor, given: Sequence[torch.Tensor]) -> torch.Tensor:
