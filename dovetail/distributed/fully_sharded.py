@@ -233,6 +233,8 @@ def _own_gradient(interpreter: TracingInterpreter, param: Any, gradient: torch.T
 def _note_backward(interpreter: TracingInterpreter, state: Any, group: Any, param: Any, reduces: bool) -> None:
     """In eager a backward that reduces gradients reduces all that were kept, also those of parameters that it does not reach."""
     opened, key, now = interpreter.state(_Open), private_fsdp.context_of(state), current_backward()
+    if not (reduces or private_fsdp.KEEPS_GRADIENTS):
+        _give_up("this torch keeps gradients that are not reduced in the parameters themselves")
     since = opened.kept[key].setdefault(param, (group, now))[1]
     if any(since < other < now for other in opened.reduced[key]):
         _give_up(_UNREACHED)

@@ -176,9 +176,20 @@ def context_of(state: Any) -> int:
     return id(state._state_ctx)
 
 
+def _is_kept_by_fsdp() -> bool:
+    from torch.distributed.fsdp._fully_shard._fsdp_param import FSDPParam
+
+    return not isinstance(vars(FSDPParam).get("unsharded_accumulated_grad"), property)
+
+
+#: Whether FSDP has a place of its own for whole gradients that no backward has reduced; from torch 2.15 on they stay in the
+#: ``.grad`` of the whole parameter, in a dtype that changes from backward to backward.
+KEEPS_GRADIENTS = not torch.distributed.is_available() or _is_kept_by_fsdp()
+
+
 def kept_gradient(param: Any) -> Any:
     """Interpreted: the whole gradient of earlier backwards that have not reduced it, or None."""
-    return param.unsharded_accumulated_grad
+    return param.unsharded_accumulated_grad if KEEPS_GRADIENTS else None
 
 
 def keep_gradient(param: Any, value: Any) -> None:
