@@ -241,6 +241,11 @@ class EffectJournal:
         found = self._find(container)
         return found is not None and (key is MISSING or found.has_written(key))
 
+    def only_appended(self, container: Any) -> int:
+        """The number of items that were appended to a list or deque, if it was not written to otherwise; else 0."""
+        found = self._written.get(id(container))
+        return len(found.appended) if isinstance(found, WrittenSequence) and found.is_appended else 0
+
     def before(self, container: Any) -> Any:
         """A container as it was before the capture."""
         found = self._find(container)

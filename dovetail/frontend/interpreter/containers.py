@@ -5,6 +5,7 @@ from __future__ import annotations
 import collections
 import collections.abc
 import contextlib
+import itertools
 import operator
 import types
 from collections import deque
@@ -47,7 +48,8 @@ class Containers(TracingInterpreter):
         if isinstance(target, dict):
             return self._load_dict_item(target, self.as_key(key, target))
         if isinstance(target, (list, tuple)) or type(target) is deque:
-            return self._load_list_item(target, self.as_index(plain_numbers(key)))
+            found = self.derive(operator.getitem, (target, key))
+            return self._load_list_item(target, self.as_index(plain_numbers(key))) if found is NotImplemented else found
         if isinstance(target, type):
             made: Any = getattr(getattr(target, "__class_getitem__", None), "__func__", None)
             is_own = type(made) is types.FunctionType and is_user_function(made)
@@ -64,8 +66,7 @@ class Containers(TracingInterpreter):
             return self.call(types.MethodType(missing, target), (key,), {})
         factory = target.default_factory if isinstance(target, collections.defaultdict) else None
         if kind is collections.defaultdict and factory is not None:
-            source = self.values.source_of(target)
-            if source is not None:
+            if (source := self.values.source_of(target)) is not None:
                 factory = self.values.read(factory, AttributeSource(source, "default_factory"))
             value = self.call(factory, (), {})
             self.effects.set_item(target, key, value)
@@ -99,6 +100,7 @@ class Containers(TracingInterpreter):
         if isinstance(method := class_attribute(type(target), "__setitem__")[0], types.FunctionType):
             self.call(types.MethodType(method, target), (key, value), {})
         elif isinstance(target, (list, dict)):
+            self.derive(operator.setitem, (target, key))
             key = self.as_key(key, target)
             if isinstance(target, list):
                 # The item that stood at this place does not matter: a counter in a list may be another number at each call.
@@ -132,8 +134,7 @@ class Containers(TracingInterpreter):
             self.values.guard(source, HasNoKey(key), f"{source.name} has no key {key!r}")
 
     def guard_length(self, value: Any) -> None:
-        source = self.values.source_of(value)
-        if source is None:
+        if (source := self.values.source_of(value)) is None:
             return
         if not self.effects.written(value):
             if not isinstance(value, (*CONTAINERS, str, bytes, range)):
@@ -161,6 +162,7 @@ class Containers(TracingInterpreter):
         check_loading(kind.__module__)
         is_old = self.values.source_of(value) is not None
         if isinstance(value, CONTAINERS):
+            _ = [handler(self, iter, (value,)) for handler in operator_rule.get(iter, ())]
             self.values.whole(value)
         elif isinstance(value, Iterator) and is_old:
             raise Break("an iterator that existed before the call is advanced", "hand over a list instead")
@@ -176,14 +178,9 @@ class Containers(TracingInterpreter):
         return iter(value)
 
     def _iterate_by_item(self, value: Any) -> Iterator[Any]:
-        position = 0
-        while True:
-            try:
-                item = self.load_item(value, position)
-            except IndexError:
-                return
-            yield item
-            position += 1
+        with contextlib.suppress(IndexError):
+            for position in itertools.count():
+                yield self.load_item(value, position)
 
     def advance(self, iterator: Any) -> tuple[bool, Any]:
         method = python_method(iterator, "__next__")
@@ -208,8 +205,7 @@ class Containers(TracingInterpreter):
     def drain(self, value: Any, is_hinted: bool = False) -> list[Any]:
         """All items of an iterable; ``is_hinted``: Python asks for their number first, as for a list made of them."""
         iterator = self.iterate(value)
-        method = python_method(value, "__len__") if is_hinted else None
-        if method is not None:
+        if is_hinted and (method := python_method(value, "__len__")) is not None:
             with contextlib.suppress(TypeError):
                 self.called_length(method, value)
         items: list[Any] = []
@@ -261,8 +257,7 @@ class Containers(TracingInterpreter):
 
     def contains(self, container: Any, item: Any) -> bool:
         """``item in container``."""
-        method = python_method(container, "__contains__")
-        if method is not None:
+        if (method := python_method(container, "__contains__")) is not None:
             return self.truth(self.ask(method, container, item))
         if isinstance(container, (dict, set, frozenset)):
             return self._is_key(container, item)

@@ -13,8 +13,10 @@ import torch
 from dovetail.frontend.code.frame import Break
 from dovetail.frontend.interpreter.builtin_rules import WrappingIterator
 from dovetail.frontend.interpreter.callbacks import callback_codes, watched
+from dovetail.frontend.interpreter.lookup import python_method
 from dovetail.frontend.protocol import TracingInterpreter
 from dovetail.frontend.rules import STAND_INS, Arguments, Keywords, operator_rule, rule
+from dovetail.guards.reading import plain_items, plain_keys
 from dovetail.rules.python.iterators import called_for_items
 from dovetail.torch_private import sizes as private_sizes
 from dovetail.torch_private import tracing as private_tracing
@@ -64,19 +66,24 @@ def _dict(interpreter: TracingInterpreter, args: Arguments, kwargs: Keywords) ->
 
 
 _MOST_KEYS = 64
+_SEARCHED = (dict, set, frozenset, list, tuple, deque)
 
 
 @operator_rule(operator.contains)
-def _is_key(interpreter: TracingInterpreter, function: Any, operands: Arguments) -> Any:
-    """Whether a symbolic number is a key, number by number: its hash would hold the entry to the number of today."""
+def _is_among(interpreter: TracingInterpreter, function: Any, operands: Arguments) -> Any:
+    """Whether a symbolic number is a key or an item, number by number: its hash would hold the entry to the number of today,
+    and so would a search (``if step in (1000, 2000)``).
+    """
     container, number = operands
-    if type(number) not in (torch.SymInt, torch.SymFloat) or not isinstance(container, (dict, set, frozenset)):
+    if type(number) not in (torch.SymInt, torch.SymFloat) or not isinstance(container, _SEARCHED):
         return NotImplemented
-    keys = list(container)
+    keys = plain_items(container) if not isinstance(container, dict) else list(plain_keys(container))
     if len(keys) > _MOST_KEYS or not all(type(key) in (int, float, bool, str) for key in keys):
         return NotImplemented
+    if python_method(container, "__contains__") is not None:
+        return NotImplemented
     interpreter.values.whole(container)
-    numbers = [key for key in keys if type(key) is not str]
+    numbers = [int(key) if type(key) is bool else key for key in keys if type(key) is not str]
     return any(interpreter.truth(interpreter.operate(operator.eq, number, key)) for key in numbers)
 
 

@@ -110,3 +110,38 @@ def test_a_deque_is_put_back_where_the_function_raises() -> None:
     with pytest.raises(ValueError, match="no"):
         dovetail.compile(function, backend="aten")(items, torch.ones(2))
     assert items[0] == 2 and len(items) == 2
+
+
+def bounded(history: Any, x: Tensor) -> Any:
+    history.append(x)
+    if len(history) > 6:
+        del history[0]
+    return x + 1
+
+
+def appended_twice(history: Any, x: Tensor) -> Any:
+    before = len(history)
+    history.append(x)
+    history.append(before)
+    between = len(history)
+    history.append(1.5)
+    return x + between, len(history) - before
+
+
+def appended_and_taken_out(history: Any, x: Tensor) -> Any:
+    history.append(x)
+    first = len(history)
+    history.pop()
+    return x * first, len(history)
+
+
+@pytest.mark.parametrize(("function", "most"), [(bounded, 5), (appended_twice, 4), (appended_and_taken_out, None)])
+@pytest.mark.parametrize("kind", [list, deque, lambda items: deque(items, maxlen=4)])
+def test_the_length_behind_an_append(function: Any, most: int | None, kind: Any) -> None:
+    compiled = dovetail.compile(function, backend="aten")
+    eager_history, history = kind([torch.ones(2)]), kind([torch.ones(2)])
+    for number in range(12):
+        x = torch.full((2,), float(number))
+        same(function(eager_history, x), compiled(history, x.clone()))
+        same(list(eager_history), list(history))
+    assert most is None or kind is not list or captures(compiled) <= most

@@ -1,0 +1,77 @@
+"""Items of lists at places that change from call to call: ``memory[i]`` is no entry for each ``i``."""
+
+from __future__ import annotations
+
+import operator
+from collections import deque
+from typing import Any
+
+import torch
+
+from dovetail.frontend.code.frame import Break
+from dovetail.frontend.protocol import TracingInterpreter
+from dovetail.frontend.rules import Arguments, number_rule, operator_rule
+from dovetail.guards import ComputedSource
+from dovetail.guards.reading import plain_length, read_item
+from dovetail.rules.sizes.exact_numbers import source_of_number
+from dovetail.torch_private import sizes as private_sizes
+from dovetail.trace.settings import GRAPH_BREAKS
+
+#: Types of items that are guarded by what they are. Of an object, what is read from it would have to be found again as well.
+_READ = (torch.Tensor, torch.nn.Parameter, int, float, bool, str)
+_SET_BETWEEN_GRAPHS = "items at places that change are set between two graphs"
+_LOOPS_BETWEEN_GRAPHS = "loops over numbers that change go on between two graphs"
+#: So many different contents of a list of numbers are compiled for, where it is gone through.
+_MOST_CONTENTS = 3
+
+
+@number_rule
+def load_item(interpreter: TracingInterpreter, function: Any, operands: Arguments) -> Any:
+    """The item of a list that existed before, at a symbolic place: an input that each call finds at its own place."""
+    if function is not operator.getitem or type(operands[1]) is not torch.SymInt:
+        return NotImplemented
+    (items, place), values = operands, interpreter.values
+    source = values.source_of(items) if type(items) in (list, tuple, deque) else None
+    if source is None or values.in_backward or values.journal.written(items) or private_sizes.is_data_number(place):
+        return NotImplemented
+    position, number = place.node.hint, source_of_number(interpreter, place)
+    if number is None or not 0 <= position < plain_length(items) or type(items[position]) not in _READ:
+        return NotImplemented
+    return values.read(items[position], ComputedSource(read_item, (source, number), f"{source.name}[{number.name}]"))
+
+
+@number_rule
+def store_item(interpreter: TracingInterpreter, function: Any, operands: Arguments) -> Any:
+    """End the graph where an item is set at a symbolic place of a list that existed before: effects know their places."""
+    if function is not operator.setitem or type(operands[1]) is not torch.SymInt:
+        return NotImplemented
+    settings, is_old = interpreter.trace.settings, interpreter.values.source_of(operands[0]) is not None
+    if is_old and type(operands[0]) is list and settings.allows(GRAPH_BREAKS) and settings.allows(_SET_BETWEEN_GRAPHS):
+        raise Break(
+            "an item of a list is set at a place that changes from call to call",
+            "set it outside of the function, or keep the items in one tensor",
+            otherwise=_SET_BETWEEN_GRAPHS,
+            is_clean=True,
+        )
+    return NotImplemented
+
+
+@operator_rule(iter)
+def go_through(interpreter: TracingInterpreter, function: Any, operands: Arguments) -> Any:
+    """End the graph where a list of numbers is gone through that had other ones in every capture (places drawn at random, say)."""
+    items, values, trace = operands[0], interpreter.values, interpreter.trace
+    source = values.source_of(items) if type(items) in (list, tuple, deque) else None
+    if source is None or not items or values.in_backward or not all(type(item) in (int, float) for item in items):
+        return NotImplemented
+    key = "gone through", source.name, len(items)
+    contents = trace.settings.observed.get(key, frozenset())
+    if len(contents) <= _MOST_CONTENTS:
+        contents = trace.findings.observed[key] = contents | {tuple(items)}
+    settings = trace.settings
+    if len(contents) > _MOST_CONTENTS and settings.allows(GRAPH_BREAKS) and settings.allows(_LOOPS_BETWEEN_GRAPHS):
+        raise Break(
+            f"a loop goes over the numbers in {source.name}, which are others at each call",
+            "keep the numbers in a tensor",
+            otherwise=_LOOPS_BETWEEN_GRAPHS,
+        )
+    return NotImplemented
