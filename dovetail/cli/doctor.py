@@ -22,6 +22,7 @@ import torch
 
 import dovetail
 from dovetail.backends import default_backend
+from dovetail.backends.cudagraphs.cuda import why_no_gpu
 from dovetail.cli.check_backend import names
 from dovetail.testing.suite import PROBE_SECONDS, Probe, probe_backends
 from dovetail.torch_private import compilers as private_compilers
@@ -144,7 +145,7 @@ def gpu_finding() -> Finding:
             return Finding("GPU", "none: this torch was built for the CPU only")
         return Finding(
             "GPU",
-            f"none that torch {torch.__version__} (CUDA {torch.version.cuda}) can use",
+            f"none that torch {torch.__version__} (CUDA {torch.version.cuda}) can use: {why_no_gpu()}",
             advice="if the machine has one: check the driver with nvidia-smi, and CUDA_VISIBLE_DEVICES",
         )
     devices = []

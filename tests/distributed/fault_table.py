@@ -1,7 +1,7 @@
 """Each fault many times, as a table: ``python -m tests.distributed.fault_table --times 20``.
 
 A fault is a test of this folder that asserts what the ranks say, when, and that nothing is lost; it counts as survived if all of
-that holds. Each runs in processes of its own.
+that holds. Each runs in processes of its own. What has been counted is printed after each run, for tables that are interrupted.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ def main() -> int:
     rows, lost = [], 0
     for name in chosen.faults.split(","):
         took, survived = [], 0
-        for _ in range(chosen.times):
+        for number in range(chosen.times):
             begin = time.monotonic()
             with tempfile.TemporaryDirectory() as folder:
                 try:
@@ -55,9 +55,9 @@ def main() -> int:
                 except Exception:  # noqa: BLE001  (a fault that was not survived is what is counted)
                     traceback.print_exc()
             took.append(time.monotonic() - begin)
+            print(f"{name}: {survived} of {number + 1}, {took[-1]:.0f} s", file=sys.stderr, flush=True)
         lost += chosen.times - survived
         rows.append((name, str(chosen.times), str(survived), f"{max(took):.0f} s"))
-        print(rows[-1], file=sys.stderr, flush=True)
     print(Table(("fault", "times", "nothing lost", "longest"), tuple(rows)))
     return int(lost > 0)
 

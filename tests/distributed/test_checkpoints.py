@@ -117,6 +117,8 @@ def test_from_two_ranks_to_one(tmp_path: Path) -> None:
         ((1, "whole"), (2, "blocks")),
         ((2, "eager"), (1, "blocks")),
         ((2, "step"), (1, "step")),
+        ((4, "step"), (2, "step")),
+        ((2, "step"), (4, "blocks")),
     ],
 )
 def test_from_some_ranks_to_others(tmp_path: Path, before: tuple[int, str], after: tuple[int, str]) -> None:

@@ -110,12 +110,14 @@ def test_a_rank_that_dies_is_named_and_the_rest_can_go_on() -> None:
 
 
 def different_models(rank: int) -> list[str]:
-    """Another shape, and another device, on one rank only; then a mesh that this rank is not in."""
+    """Another shape, and another device, on one rank only; then a mesh without this rank, and one bigger than the world."""
     texts = []
     for other in (nn.Linear(3, 3), nn.Linear(3, 2, device="meta")):
         with pytest.raises(DistributedError) as error:
             data_parallel(other if rank else nn.Linear(3, 2), backend="aten")(torch.ones(2, 3))
         texts.append(str(error.value))
+    with pytest.raises(RuntimeError, match="bigger than default world size 2"):  # torch's own words
+        shard(nn.Linear(3, 2), torch.distributed.init_device_mesh("cpu", (3,)))
     mesh = torch.distributed.device_mesh.DeviceMesh("cpu", [0])
     if rank:
         with pytest.raises(DistributedError, match="this rank is not in the mesh"):

@@ -62,7 +62,8 @@ class Model(nn.Module):
 
 
 def spread(model: Any, mesh: Any, plan: str) -> None:
-    """Spread a model as a plan says: the layers, also the sequence, also the loss."""
+    """Spread a model as a plan says: the layers, also the sequence, also the loss, also with blocks that are computed again."""
+    from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import checkpoint_wrapper
     from torch.distributed.tensor import Replicate, Shard
     from torch.distributed.tensor.parallel import (
         ColwiseParallel,
@@ -98,6 +99,8 @@ def spread(model: Any, mesh: Any, plan: str) -> None:
             "head": ColwiseParallel(input_layouts=between, **results),
         }
         parallelize_module(model, mesh, around)
+    if plan == "recomputed":
+        model.blocks = nn.ModuleList(map(checkpoint_wrapper, model.blocks))
 
 
 def compiled_at(place: str, model: Any) -> Any:
@@ -219,6 +222,14 @@ def test_every_place(plan: str) -> None:
 @pytest.mark.slow
 def test_a_mesh_of_two_dimensions() -> None:
     found = run(compared, 4, ("layers", "sequence"), ("blocks", "parts", "step"), 2, seconds=400.0)
+    check(found)
+    assert not any(any(texts.values()) for _, _, texts in found)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("ranks", "replicas"), [(2, 1), (4, 2)])
+def test_blocks_that_are_computed_again(ranks: int, replicas: int) -> None:
+    found = run(compared, ranks, ("recomputed",), ("blocks", "step"), replicas, seconds=400.0)
     check(found)
     assert not any(any(texts.values()) for _, _, texts in found)
 

@@ -75,6 +75,15 @@ def _repair_generator(generator: torch.Generator, before: torch.Generator, state
             recording.release()
 
 
+def why_no_gpu() -> str:
+    """What torch says where it finds no GPU: there is no driver, or it is too old."""
+    try:
+        torch.cuda.init()
+    except (AssertionError, RuntimeError) as error:
+        return str(error).split(". ")[0]
+    return "no device is visible"
+
+
 class CudaRecorder:
     """Records what runs on a CUDA device."""
 
@@ -90,7 +99,8 @@ class CudaRecorder:
         if torch.version.cuda is None and torch.version.hip is None:
             return 'this torch was built without CUDA; what to do: install a CUDA build, or use backend="inductor"'
         if not torch.cuda.is_available():
-            return 'torch finds no GPU here; what to do: check the driver with nvidia-smi, or use backend="inductor"'
+            advice = 'check the driver with nvidia-smi, or use backend="inductor"'
+            return f"torch finds no GPU here ({why_no_gpu()}); what to do: {advice}"
         return ""
 
     def records(self, value: torch.Tensor) -> bool:

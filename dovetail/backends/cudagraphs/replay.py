@@ -303,6 +303,8 @@ class RecordedPiece:
                 'or use backend="inductor"',
                 once="out of memory",
             )
+        elif isinstance(error, torch.AcceleratorError) and "captur" not in str(error):
+            warn(f"{subject}{reason}", "see nvidia-smi: what fails on a lost GPU fails until the process starts again")
         else:
             advice = "take the operator out of the compiled function if it waits for the device or talks to the host"
             warn(f"{subject}{reason}", advice)

@@ -435,6 +435,39 @@ def test_a_device_without_memory(told: Told) -> None:
     assert recorder.live == 0
 
 
+def test_a_device_that_is_lost_while_recording(told: Told) -> None:
+    """The warning says why; the kernels of the same call fail as eager's, and nothing of the call is left."""
+    is_lost = False
+
+    def lose() -> None:
+        nonlocal is_lost
+        is_lost = True
+        refuse()
+
+    def refuse() -> None:
+        raise torch.AcceleratorError("CUDA error: unspecified launch failure")
+
+    def runs(x: torch.Tensor) -> torch.Tensor:
+        if is_lost:
+            refuse()
+        return x * 2
+
+    recorder = SimulatedRecorder(fail_with=lose)
+    model = small_model()
+    with torch.library._scoped_library("dovetail_test", "FRAGMENT") as library:
+        library.define("runs(Tensor x) -> Tensor")
+        library.impl("runs", runs, "CompositeExplicitAutograd")
+        library.impl("runs", lambda x: torch.empty_like(x), "Meta")
+        operator = torch.ops.dovetail_test.runs.default
+        compiled = compile_recorded(lambda x: (model(x), operator(x.detach())), recorder)
+        with pytest.raises(torch.AcceleratorError, match="unspecified launch failure"):
+            for _ in range(5):
+                compiled(normal(5, 6))
+    assert is_lost and recorder.live == 0
+    assert all(parameter.grad is None for parameter in model.parameters())
+    told.check(r"AcceleratorError: CUDA error: unspecified launch failure.*what to do: see nvidia-smi", count=1)
+
+
 def test_a_graph_that_synchronises_goes_on_without(told: Told) -> None:
     """An operator that nobody has listed and that waits for the device."""
     recorder = SimulatedRecorder()
@@ -463,6 +496,40 @@ def test_without_a_gpu_there_is_one_warning_and_the_kernels_run(told: Told) -> N
         x = normal(3, grad=True)
         assert torch.equal(step(x), x.exp() * 2)
     told.check(r"CUDA graphs are not used.*what to do", count=1)
+
+
+@pytest.mark.parametrize(
+    ("said", "told_of"),
+    [
+        (
+            "The NVIDIA driver on your system is too old (found version 11040). Please update",
+            r"The NVIDIA driver on your system is too old \(found version 11040\)",
+        ),
+        (
+            "Found no NVIDIA driver on your system. Please check that you have an NVIDIA GPU",
+            "Found no NVIDIA driver on your system",
+        ),
+        ("", "no device is visible"),
+    ],
+)
+def test_a_build_for_cuda_without_a_gpu_says_why(
+    said: str, told_of: str, told: Told, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    import dovetail
+    from dovetail.cli.doctor import gpu_finding
+
+    def init() -> None:
+        if said:
+            raise RuntimeError(said)
+
+    monkeypatch.setattr(torch.version, "cuda", "12.8")
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    monkeypatch.setattr(torch.cuda, "init", init)
+    step = dovetail.compile(lambda x: x.exp() * 2, backend="cudagraphs", backend_options={"kernels": "aten"})
+    x = normal(3, grad=True)
+    assert torch.equal(step(x), x.exp() * 2)
+    told.check(rf"torch finds no GPU here \({told_of}\).*what to do: check the driver", count=1)
+    assert re.search(told_of, gpu_finding().found)
 
 
 # --- lifetime, options, conformance -----------------------------------------------------------------------------------
