@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 from torch import nn
+from torch.utils.checkpoint import checkpoint
 
 
 class Tied(nn.Module):
@@ -43,7 +44,24 @@ def deep() -> nn.Module:
     return nn.Sequential(nn.Linear(4, 7), nn.GELU(), nn.LayerNorm(7), nn.Linear(7, 9), nn.Tanh(), nn.Linear(9, 2))
 
 
-MODELS: dict[str, Callable[[], nn.Module]] = {"deep": deep, "tied": Tied, "two heads": TwoHeads}
+class ComputedAgain(nn.Module):
+    """The layers of :func:`deep`, of which the backward computes all but the last again."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        *before, self.head = deep()
+        self.body = nn.Sequential(*before)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.head(checkpoint(self.body, x, use_reentrant=False))  # type: ignore[no-any-return]
+
+
+MODELS: dict[str, Callable[[], nn.Module]] = {
+    "deep": deep,
+    "tied": Tied,
+    "two heads": TwoHeads,
+    "computed again": ComputedAgain,
+}
 OPTIMIZERS: dict[str, Callable[[Any], torch.optim.Optimizer]] = {
     "sgd": lambda parameters: torch.optim.SGD(parameters, lr=0.1, momentum=0.9),
     "adamw": lambda parameters: torch.optim.AdamW(parameters, lr=0.01),

@@ -38,8 +38,8 @@ def train(rank: int, size: int, name: str, optimizer: str, whole: bool, bucket: 
 
 @pytest.mark.parametrize(
     ("name", "optimizer", "whole"),
-    [("deep", "adamw", True), ("tied", "sgd", True), ("tied", "adamw", False)],
-    ids=["step with AdamW", "step", "model"],
+    [("computed again", "adamw", True), ("tied", "sgd", True), ("tied", "adamw", False)],
+    ids=["step with AdamW and a checkpoint", "step", "model"],
 )
 def test_weights_are_those_of_one_process(name: str, optimizer: str, whole: bool) -> None:
     first, second = run(train, 2, 2, name, optimizer, whole, SMALL)
