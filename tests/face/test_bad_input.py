@@ -617,3 +617,19 @@ def test_pickles() -> None:
     assert len(compiled_function(restored).entries) == 1
     with pytest.raises((pickle.PicklingError, AttributeError)):
         pickle.dumps(whole(lambda x: x))
+
+
+@pytest.mark.parametrize("make", [whole, loose])
+@pytest.mark.parametrize("needs_gradient", [False, True])
+@pytest.mark.parametrize(
+    "function", [torch.add, lambda x, y: torch.cat([x, y]), lambda x, y: x.clone().copy_(y)], ids=["add", "cat", "copy"]
+)
+def test_tensors_of_two_devices_raise_what_eager_raises(function: Any, needs_gradient: bool, make: Any) -> None:
+    x, y = torch.ones(2, 2, requires_grad=needs_gradient), torch.ones(2, 2, device="meta")
+    with pytest.raises((RuntimeError, NotImplementedError)) as expected:
+        function(x, y)
+    for _ in range(2):
+        with pytest.raises(type(expected.value)) as found:
+            make(function)(x, y)
+        assert type(found.value) is type(expected.value) and str(found.value) == str(expected.value)
+    same(make(function)(x, torch.ones(2, 2)), function(x, torch.ones(2, 2)))
