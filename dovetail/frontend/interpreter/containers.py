@@ -162,7 +162,8 @@ class Containers(TracingInterpreter):
         check_loading(kind.__module__)
         is_old = self.values.source_of(value) is not None
         if isinstance(value, CONTAINERS):
-            _ = [handler(self, iter, (value,)) for handler in operator_rule.get(iter, ())]
+            for handler in operator_rule.get(iter, ()):
+                handler(self, iter, (value,))
             self.values.whole(value)
         elif isinstance(value, Iterator) and is_old:
             raise Break("an iterator that existed before the call is advanced", "hand over a list instead")
