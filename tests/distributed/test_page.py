@@ -23,6 +23,7 @@ def result(folder: Path, text: str, *launcher: str) -> float:
     folder.mkdir()
     (folder / "train.py").write_text(text)
     environment = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", "DOVETAIL_CACHE_DIR": str(folder)}
+    environment["TORCH_DISABLE_SHARE_RDZV_TCP_STORE"] = "1"  # as the page says: torchrun may wait for ever without it
     found = subprocess.run(
         [sys.executable, *launcher, "train.py"],
         cwd=folder,
