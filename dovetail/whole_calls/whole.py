@@ -126,6 +126,8 @@ class _FlatCall:
             self.tensors.append(number_as_tensor(leaf))
             at = len(self.tensors) - 1
             return lambda given: given[at].item()
+        if isinstance(leaf, torch.SymInt):
+            leaf = int(leaf)  # a guard: the call is a graph for each of them
         if not is_leaf_value(leaf) and not _is_settings(leaf):
             raise CaptureError(f"{self.name} cannot be kept whole: an argument of it is an object")
         return lambda given: leaf

@@ -201,7 +201,7 @@ def test_float_among_tensors_of_all_kinds(backend: str, exact: bool) -> None:
         )
 
     calls = [(randn(8).abs(), rate) for rate in (0.1, 0.3, 0.7, 1.3)]
-    check_calls(kinds, calls, entries=2, backend=backend, exact=exact)
+    check_calls(kinds, calls, entries=2 if exact else None, backend=backend, exact=exact)
 
 
 def test_a_list_of_changing_sizes_is_compiled_twice() -> None:
