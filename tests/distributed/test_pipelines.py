@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import torch
 from torch import nn
+from torch.utils.checkpoint import checkpoint
 
 import dovetail
 from tests.distributed.models import batches
@@ -29,10 +30,17 @@ class Block(nn.Module):
         return x + self.down(torch.tanh(self.up(self.norm(x))))  # type: ignore[no-any-return]
 
 
+class ComputedAgain(Block):
+    """One whose values the backward computes again."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return checkpoint(super().forward, x, use_reentrant=False)  # type: ignore[no-any-return]
+
+
 def layers() -> list[nn.Module]:
     """Those of the whole model."""
     torch.manual_seed(0)
-    return [*(Block() for _ in range(4)), nn.Linear(4, 2)]
+    return [*(kind() for kind in (Block, ComputedAgain, Block, ComputedAgain)), nn.Linear(4, 2)]
 
 
 def stage_of(rank: int, size: int, number: int, place: str) -> Any:
