@@ -53,7 +53,7 @@ comma := ,
 demo: $(VENV)/.demo
 	$(BIN)/dovetail demo $(DEMO)
 
-# One thread per worker: more would only make the workers wait for each other. The processes that tests start read the compiled modules.
+# One thread per worker: more would only make the workers wait for each other. Bytecode is kept, for the processes that tests start.
 test: $(VENV)/.test
 	OMP_NUM_THREADS=1 PYTHONDONTWRITEBYTECODE= $(BIN)/python -m pytest -n $(JOBS) --dist worksteal $(TESTS) $(PYTEST_ARGS)
 

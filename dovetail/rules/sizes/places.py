@@ -21,7 +21,7 @@ from dovetail.trace.settings import GRAPH_BREAKS
 _READ = (torch.Tensor, torch.nn.Parameter, int, float, bool, str)
 _SET_BETWEEN_GRAPHS = "items at places that change are set between two graphs"
 _LOOPS_BETWEEN_GRAPHS = "loops over numbers that change go on between two graphs"
-#: So many different contents of a list of numbers are compiled for, where it is gone through.
+#: A loop over a list of numbers is compiled for so many different contents of the list.
 _MOST_CONTENTS = 3
 
 
@@ -58,7 +58,7 @@ def store_item(interpreter: TracingInterpreter, function: Any, operands: Argumen
 
 @operator_rule(iter)
 def go_through(interpreter: TracingInterpreter, function: Any, operands: Arguments) -> Any:
-    """End the graph where a list of numbers is gone through that had other ones in every capture (places drawn at random, say)."""
+    """End the graph where a loop goes over a list of numbers that differed in every capture, such as places drawn at random."""
     items, values, trace = operands[0], interpreter.values, interpreter.trace
     source = values.source_of(items) if type(items) in (list, tuple, deque) else None
     if source is None or not items or values.in_backward or not all(type(item) in (int, float) for item in items):
