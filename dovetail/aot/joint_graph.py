@@ -175,11 +175,13 @@ class JointGraph:
         settings = {"options": options, "memory_budget": memory_budget, "numerics": numerics}
         return _verb("compile")(None, self, backend, **settings)
 
-    def export(self, path: str | os.PathLike[str], values: Mapping[str, torch.Tensor] | None = None) -> Path:
+    def export(
+        self, path: str | os.PathLike[str], values: Mapping[str, torch.Tensor] | None = None, **options: Any
+    ) -> Path:
         """The other stage 2: write the graph to a folder as data, with the values of inputs such as ``model.state_dict()``.
-        See ``aot.export_joint``; ``dovetail.load`` reads it.
+        See ``aot.export_joint`` (``kernels=True``); ``dovetail.load`` reads it.
         """
-        return _verb("export")(None, self, path, values=values)
+        return _verb("export")(None, self, path, values=values, **options)
 
     def __str__(self) -> str:
         return str(_verb("print")(self))

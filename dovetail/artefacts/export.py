@@ -14,9 +14,10 @@ from dovetail.aot.state import AOTState
 from dovetail.artefacts.allow_list import check_arguments, name_of_operator
 from dovetail.artefacts.arguments import encode_argument
 from dovetail.artefacts.files import write_artefact
+from dovetail.artefacts.kernels import kernels_of
 from dovetail.artefacts.schema import validate
 from dovetail.artefacts.size_expressions import encode_expression, encode_size
-from dovetail.artefacts.specs import encode_descriptor, encode_result, encode_spec, name_of_input
+from dovetail.artefacts.specs import derivative_order, encode_descriptor, encode_result, encode_spec, name_of_input
 from dovetail.errors import ArtefactError
 from dovetail.torch_private import sizes as private_sizes
 
@@ -36,12 +37,15 @@ def export_joint(
     path: str | os.PathLike[str],
     *,
     values: Mapping[str, torch.Tensor] | None = None,
+    kernels: bool = False,
 ) -> Path:
     """Write a joint graph to the folder ``path``; ``dovetail.load(path)`` runs it without the user's code.
 
     ``values`` are tensors to put into the artefact, by the name of a parameter or buffer or by the path of another input (such
-    as ``model.state_dict()``); names that are no input of the graph are left out. ``state`` may be None or closed. Raises
-    :class:`ArtefactError` for a graph that cannot be written as data: nothing is written then. The calling tree::
+    as ``model.state_dict()``); names that are no input of the graph are left out. With ``kernels``, Inductor compiles
+    the graph for this machine, and the machine code lies beside it. ``state`` may be None or closed. Raises
+    :class:`ArtefactError` for a graph that cannot be written as data, and with ``kernels`` for one whose kernels are not kept on
+    disk: nothing is written then. The calling tree::
 
         export_joint
         +-- _check_capture       refuses calls that do more than a file can hold
@@ -50,6 +54,7 @@ def export_joint(
         +-- encode_descriptor, encode_spec, encode_result
         +-- _state               values of inputs go into the tensors
         +-- validate             by the schema that readers use
+        +-- kernels_of           compiles the graph as readers see it
         +-- write_artefact       files
     """
     joint.lint()
@@ -74,12 +79,7 @@ def export_joint(
         "torch": torch.__version__,
     }
     validate(payload)
-    return write_artefact(path, payload, tensors)
-
-
-def derivative_order(joint: JointGraph) -> int:
-    """How often a joint graph can be differentiated from outside: 0 where it has no gradients."""
-    return int(any(descriptor is not None for descriptor in joint.output_descriptors[joint.num_forward_outputs :]))
+    return write_artefact(path, payload, tensors, kernels_of(payload, tensors) if kernels else ())
 
 
 def _check_capture(joint: JointGraph) -> None:

@@ -1,4 +1,5 @@
-"""The files of an artefact: a folder with ``graph.json`` and ``tensors.safetensors``, which hold data and no code.
+"""The files of an artefact: a folder with ``graph.json`` and ``tensors.safetensors``, which hold data and no code, and with
+``kernels.bundle`` where kernels were asked for, which is code and is not read unless that is asked for too.
 
 A damaged file, an unknown field, a checksum that does not fit, or another format version raises :class:`ArtefactError`.
 """
@@ -10,9 +11,9 @@ import json
 import os
 import stat
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 import torch
 
@@ -31,13 +32,20 @@ FORMAT = "dovetail-joint-graph"
 VERSION = 4
 GRAPH_FILE = "graph.json"
 TENSOR_FILE = "tensors.safetensors"
+KERNEL_FILE = "kernels.bundle"
 MAXIMUM_GRAPH_BYTES = 1 << 28
 
 
 def write_artefact(
-    path: str | os.PathLike[str], payload: Mapping[str, Any], tensors: Mapping[str, torch.Tensor]
+    path: str | os.PathLike[str],
+    payload: Mapping[str, Any],
+    tensors: Mapping[str, torch.Tensor],
+    kernels: Iterable[bytes] = (),
 ) -> Path:
-    """Write an artefact folder under a temporary name, then rename it, so that no reader sees half of it."""
+    """Write an artefact folder under a temporary name, then rename it, so that no reader sees half of it.
+
+    ``kernels`` are the parts of a third file, which only :func:`open_kernels` opens.
+    """
     target = Path(path)
     if target.exists():
         raise ArtefactError(f"{target} exists already", advice="choose another path, or remove it first")
@@ -62,6 +70,9 @@ def write_artefact(
         building.mkdir()
         (building / GRAPH_FILE).write_text(json.dumps(document, sort_keys=True), encoding="utf-8")
         (building / TENSOR_FILE).write_bytes(blob)
+        parts = list(kernels)
+        if parts:
+            (building / KERNEL_FILE).write_bytes(b"".join(parts))
         building.rename(target)
     return target
 
@@ -71,9 +82,7 @@ def read_artefact(path: str | os.PathLike[str]) -> tuple[dict[str, Any], dict[st
     source = Path(path)
     try:
         for name in (GRAPH_FILE, TENSOR_FILE):
-            # Reading a device or a pipe might never end.
-            if not stat.S_ISREG((source / name).lstat().st_mode):
-                raise ArtefactError(f"{source / name} is not a plain file", advice="export it again")
+            _check_plain(source / name)
         if (source / GRAPH_FILE).stat().st_size > MAXIMUM_GRAPH_BYTES:
             raise ArtefactError(f"{source / GRAPH_FILE} is too large for a graph", advice="export it again")
         text = (source / GRAPH_FILE).read_text(encoding="utf-8")
@@ -103,6 +112,22 @@ def read_artefact(path: str | os.PathLike[str]) -> tuple[dict[str, Any], dict[st
     except (SafetensorError, ValueError, KeyError, RuntimeError, TypeError) as error:
         raise ArtefactError(f"the tensors in {source} are damaged: {error}", advice="export it again") from error
     return payload, tensors
+
+
+def open_kernels(path: str | os.PathLike[str]) -> BinaryIO:
+    """The file of kernels, which are code; raises :class:`ArtefactError` where there is none."""
+    file = Path(path) / KERNEL_FILE
+    try:
+        _check_plain(file)
+        return file.open("rb")
+    except OSError as error:
+        raise ArtefactError(f"{path} carries no kernels", advice="export it with kernels=True") from error
+
+
+def _check_plain(file: Path) -> None:
+    # Reading a device or a pipe might never end.
+    if not stat.S_ISREG(file.lstat().st_mode):
+        raise ArtefactError(f"{file} is not a plain file", advice="export it again")
 
 
 def _refuse_constant(text: str) -> Any:

@@ -23,7 +23,8 @@ class LoadedGraph:
 
     Call it with the inputs that are not in ``state``, in the order of ``open_inputs``; it returns what the captured function
     returned, differentiable ``derivative_order`` times, and writes to the tensors that the function wrote to. ``joint`` is the
-    graph itself: it can be printed, edited and compiled again. ``result`` is the description of the result.
+    graph itself: it can be printed, edited and compiled again. ``result`` is the description of the result. ``kernels`` says where
+    the kernels are from that ``load(..., kernels=True)`` was asked for.
     """
 
     joint: JointGraph
@@ -32,6 +33,7 @@ class LoadedGraph:
     result: Any
     exported_by: str = ""
     compiled: CompiledGraph | None = None
+    kernels: str = ""
     _cache: dict[str, Any] = field(default_factory=dict)
 
     @property
@@ -60,7 +62,7 @@ class LoadedGraph:
 
     def compile(self, backend: str | Callable[..., Any] | None = None, **options: Any) -> LoadedGraph:
         """The same graph, run by another backend than ``"aten"``; options are those of ``JointGraph.compile``."""
-        return dataclasses.replace(self, compiled=self.joint.compile(backend, **options), _cache={})
+        return dataclasses.replace(self, compiled=self.joint.compile(backend, **options), kernels="", _cache={})
 
     def __call__(self, *inputs: torch.Tensor) -> Any:
         """Run the graph. Raises :class:`InputError` for inputs that it was not captured for."""

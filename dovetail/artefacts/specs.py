@@ -27,6 +27,7 @@ from dovetail.aot.descriptors import (
     UserInput,
     UserOutput,
 )
+from dovetail.aot.joint_graph import JointGraph
 from dovetail.aot.views import AutogradView, StridedView
 from dovetail.errors import ArtefactError, InputError
 from dovetail.runtime.recipe import ConstantItem, ObjectItem, Recipe, TensorItem, TupleItem
@@ -51,6 +52,11 @@ _KINDS: dict[str, tuple[type[Any], str, str]] = {
     "tangent": (Tangent, "of", "of"),
     "gradient": (Gradient, "of", "of"),
 }
+
+
+def derivative_order(joint: JointGraph) -> int:
+    """How often a joint graph can be differentiated from outside: 0 where it has no gradients."""
+    return int(any(descriptor is not None for descriptor in joint.output_descriptors[joint.num_forward_outputs :]))
 
 
 def encode_descriptor(descriptor: Descriptor) -> dict[str, Any]:

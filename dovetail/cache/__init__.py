@@ -16,25 +16,29 @@ programs that an entry depends on.
 
 from __future__ import annotations
 
-from dovetail.cache.bundles import export_file, import_file
+from dovetail.cache.bundles import export_file, import_file, packed, unpacked
 from dovetail.cache.entries import Entry, Stat, clear, key_of, ls, making, read, stat, write
-from dovetail.cache.folders import directory, is_on, switch
+from dovetail.cache.folders import Held, directory, holding, is_on, switch
 from dovetail.cache.versions import software
 
 __all__ = [
     "Entry",
+    "Held",
     "Stat",
     "clear",
     "directory",
     "export_file",
+    "holding",
     "import_file",
     "is_on",
     "key_of",
     "ls",
     "making",
+    "packed",
     "read",
     "software",
     "stat",
     "switch",
+    "unpacked",
     "write",
 ]

@@ -7,11 +7,12 @@ Kernels are machine code, though: import only a file that you would run.
 from __future__ import annotations
 
 import os
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import BinaryIO
 
 from dovetail.cache.entries import KINDS, _read, decode, encode, is_name, ls, write
-from dovetail.cache.folders import directory, is_on, is_own
+from dovetail.cache.folders import directory, is_own, uses_disk
 from dovetail.errors import ArtefactError
 
 _HEADER = b"dovetail cache bundle 1\n"
@@ -25,13 +26,8 @@ def export_file(path: str | os.PathLike[str]) -> int:
     beside = target.with_name(f"{target.name}.{os.getpid()}.new")
     try:
         with beside.open("wb") as file:
-            file.write(_HEADER)
-            for entry in reversed(ls()):
-                content = _read(directory(), entry.kind, entry.key, is_own)
-                if content is not None:
-                    data = encode(entry.kind, entry.key, content)
-                    file.write(f"{entry.kind} {entry.key} {len(data)}\n".encode() + data)
-                    count += 1
+            for count, part in enumerate(packed(_own_entries())):  # noqa: B007  (the header is the part before the first entry)
+                file.write(part)
             file.flush()
             os.fsync(file.fileno())
         beside.replace(target)
@@ -40,24 +36,44 @@ def export_file(path: str | os.PathLike[str]) -> int:
     return count
 
 
+def _own_entries() -> Iterator[tuple[str, str, bytes]]:
+    for entry in reversed(ls()):
+        content = _read(directory(), entry.kind, entry.key, is_own)
+        if content is not None:
+            yield entry.kind, entry.key, content
+
+
+def packed(entries: Iterable[tuple[str, str, bytes]]) -> Iterator[bytes]:
+    """The parts of a file with these entries (kind, key, content): a header, and one part for each."""
+    yield _HEADER
+    for kind, key, content in entries:
+        data = encode(kind, key, content)
+        yield f"{kind} {key} {len(data)}\n".encode() + data
+
+
 def import_file(path: str | os.PathLike[str]) -> int:
     """Put the entries of a file into this user's cache, and return how many.
 
     Entries of other versions or CPUs are harmless: nothing looks for them. Raises :class:`ArtefactError` for a file that is no
     bundle or is damaged; the entries before the damage are kept.
     """
-    if not is_on():
+    if not uses_disk():
         raise ArtefactError("the cache is switched off", advice="unset DOVETAIL_CACHE, or cache.switch(True)")
     count = 0
     with Path(path).open("rb") as file:
-        if file.readline(_LONGEST_LINE) != _HEADER:
-            raise ArtefactError(f"{path} is no file of cache entries", advice="write one with dovetail cache export")
-        while line := file.readline(_LONGEST_LINE):
-            kind, key, content = _next(file, line, str(path))
+        for kind, key, content in unpacked(file, str(path)):
             if not write(kind, key, content):
                 raise ArtefactError("the cache cannot be written to", advice="set DOVETAIL_CACHE_DIR")
             count += 1
     return count
+
+
+def unpacked(file: BinaryIO, path: str) -> Iterator[tuple[str, str, bytes]]:
+    """The entries of a file that :func:`packed` has made; raises :class:`ArtefactError` at the first damage."""
+    if file.readline(_LONGEST_LINE) != _HEADER:
+        raise ArtefactError(f"{path} is no file of cache entries", advice="write one with dovetail cache export")
+    while line := file.readline(_LONGEST_LINE):
+        yield _next(file, line, path)
 
 
 def _next(file: BinaryIO, line: bytes, path: str) -> tuple[str, str, bytes]:

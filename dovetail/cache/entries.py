@@ -17,7 +17,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from dovetail.cache.folders import directory, is_closed, is_on, is_own, make_own, shared_directory, warn_once
+from dovetail.cache.folders import directory, held, is_closed, is_own, make_own, shared_directory, uses_disk, warn_once
 
 try:
     import fcntl
@@ -91,8 +91,20 @@ def _digest(kind: str, key: str, content: bytes) -> bytes:
 
 
 def read(kind: str, key: str) -> bytes | None:
-    """The content of an entry of this user's directory, or of the shared one; None where neither has it."""
-    if not is_on() or not is_name(kind, key):
+    """The content of an entry that is held, of this user's directory, or of the shared one; None where none has it."""
+    if not is_name(kind, key):
+        return None
+    kept = held()
+    if kept is None:
+        return _read_from_disk(kind, key)
+    found = kept[kind, key] if (kind, key) in kept else _read_from_disk(kind, key)
+    if found is not None:
+        kept[kind, key] = found
+    return found
+
+
+def _read_from_disk(kind: str, key: str) -> bytes | None:
+    if not uses_disk():
         return None
     own, shared = directory(), shared_directory()
     found = _read(own, kind, key, is_own)
@@ -118,18 +130,23 @@ def _read(base: Path, kind: str, key: str, is_trusted: object) -> bytes | None:
 
 def write(kind: str, key: str, content: bytes) -> bool:
     """Keep an entry; whether that was possible. Where it was not, the user is told once."""
-    if not is_on() or not is_name(kind, key) or len(content) > _LARGEST - 1024:
+    if not is_name(kind, key) or len(content) > _LARGEST - 1024:
         return False
+    kept = held()
+    if kept is not None:
+        kept[kind, key] = content
+    if not uses_disk():
+        return kept is not None
     base = directory()
     try:
         if not make_own(base) or not make_own(base / kind):
             warn_once("the directory belongs to somebody else, or others can write to it")
-            return False
+            return kept is not None
         _replace(base / kind, key, encode(kind, key, content))
         _keep_size(base, len(content))
     except OSError as error:
         warn_once(f"{type(error).__name__}: {error.strerror or error}")
-        return False
+        return kept is not None
     return True
 
 
@@ -194,7 +211,7 @@ def ls() -> list[Entry]:
 def stat() -> Stat:
     """How many entries there are, and how large they are."""
     found = ls()
-    return Stat(str(directory()), len(found), sum(entry.bytes for entry in found), limit(), is_on())
+    return Stat(str(directory()), len(found), sum(entry.bytes for entry in found), limit(), uses_disk())
 
 
 def clear() -> int:
@@ -224,7 +241,7 @@ def making(kind: str, key: str, seconds: float = 120.0) -> Iterator[bool]:
 
 
 def _lock(kind: str, key: str, seconds: float) -> int | None:
-    if fcntl is None or not is_on() or not is_name(kind, key):
+    if fcntl is None or not uses_disk() or not is_name(kind, key):
         return None
     folder = directory() / kind
     try:

@@ -3,22 +3,50 @@
 from __future__ import annotations
 
 import contextlib
+import contextvars
 import importlib
 import os
 import stat
 import sys
 import warnings
+from collections.abc import Iterator
 from pathlib import Path
 
 #: A part of every path, so that other formats are never read.
 FORMAT = "v1"
 _NO = ("0", "off", "false", "no")
 _switched: list[bool] = []
+#: Entries that are read before those on disk, by kind and key.
+Held = dict[tuple[str, str], bytes]
+_held: contextvars.ContextVar[Held | None] = contextvars.ContextVar("dovetail_held_entries", default=None)
 _warned: set[str] = set()
 
 
+@contextlib.contextmanager
+def holding(entries: Held) -> Iterator[None]:
+    """In the block these entries are read before those on disk, and what is read or written is put among them.
+
+    The cache is on there; the disk is used only where it is elsewhere.
+    """
+    token = _held.set(entries)
+    try:
+        yield
+    finally:
+        _held.reset(token)
+
+
+def held() -> Held | None:
+    """The entries of :func:`holding`; None outside of such a block."""
+    return _held.get()
+
+
 def is_on() -> bool:
-    """Whether the cache is used; :func:`switch` wins over ``DOVETAIL_CACHE``."""
+    """Whether there is a cache: on disk, or one that is held."""
+    return held() is not None or uses_disk()
+
+
+def uses_disk() -> bool:
+    """Whether the cache on disk is used; :func:`switch` wins over ``DOVETAIL_CACHE``."""
     return _switched[-1] if _switched else os.environ.get("DOVETAIL_CACHE", "").lower() not in _NO
 
 
