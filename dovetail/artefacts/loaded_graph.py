@@ -119,6 +119,7 @@ class LoadedGraph:
         return (
             f"a graph of {len(self.joint.graph.nodes)} nodes exported with torch {self.exported_by}, derivative order "
             f"{self.derivative_order}; inputs: {', '.join(self.open_inputs)}; values from the file: {len(self.state)}"
+            + (f"; kernels: {self.kernels}" if self.kernels else "")
         )
 
 

@@ -19,7 +19,7 @@ from __future__ import annotations
 from dovetail.cache.bundles import export_file, import_file, packed, unpacked
 from dovetail.cache.entries import Entry, Stat, clear, key_of, ls, making, read, stat, write
 from dovetail.cache.folders import Held, directory, holding, is_on, switch
-from dovetail.cache.versions import software
+from dovetail.cache.versions import runtime, software
 
 __all__ = [
     "Entry",
@@ -36,6 +36,7 @@ __all__ = [
     "making",
     "packed",
     "read",
+    "runtime",
     "software",
     "stat",
     "switch",

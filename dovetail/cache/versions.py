@@ -31,9 +31,13 @@ def software() -> tuple[str, ...] | None:
         return None
     if not count:
         return None
-    python = (str(sysconfig.get_config_var("SOABI")), importlib.util.MAGIC_NUMBER.hex())
-    about = (str(torch.version.git_version), *python, platform.platform())
-    return (digest.hexdigest(), torch.__version__, *about)
+    return (digest.hexdigest(), *runtime(), importlib.util.MAGIC_NUMBER.hex())
+
+
+def runtime() -> tuple[str, ...]:
+    """The versions of torch, of Python's ABI and of the C library; not of the kernel, which no compiled code depends on."""
+    system = platform.platform().replace(f"-{platform.release()}", "")
+    return (torch.__version__, str(torch.version.git_version), str(sysconfig.get_config_var("SOABI")), system)
 
 
 def _sources(folder: str, inside: str = "") -> Iterator[tuple[str, str]]:

@@ -11,7 +11,6 @@ import os
 import platform
 import re
 import sys
-import sysconfig
 import threading
 import types
 from collections.abc import Callable, Iterator, Sequence
@@ -393,13 +392,7 @@ def _machine() -> tuple[str, ...]:
     """The facts behind compiled code beside source and command: versions, the compiler, and this CPU (``-march=native``)."""
     from torch._inductor.cpp_builder import get_compiler_version_info, get_cpp_compiler
 
-    about = [
-        torch.__version__,
-        str(torch.version.git_version),
-        str(sysconfig.get_config_var("SOABI")),
-        platform.platform(),
-    ]
-    return (*about, get_compiler_version_info(get_cpp_compiler()), cpu_features())
+    return (*cache.runtime(), get_compiler_version_info(get_cpp_compiler()), cpu_features())
 
 
 def cpu_features() -> str:

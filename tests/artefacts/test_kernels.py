@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import shutil
 import subprocess
@@ -248,6 +249,26 @@ def test_kernels_of_another_graph_are_not_run(saved: Path, tmp_path: Path, monke
     with pytest.warns(errors.EagerFallbackWarning):
         step = dovetail.load(tmp_path / "step", kernels=True)
     assert all(map(torch.equal, train(step), torch.load(saved / "whole step.operators")))
+
+
+def test_a_backward_that_was_not_saved_runs_by_operators(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The kernels are those of the gradients of all results."""
+
+    def two(x: Tensor) -> tuple[Tensor, Tensor]:
+        return x.sin(), x.cos() * 2
+
+    path = dovetail.capture(two, (torch.ones(3, requires_grad=True),)).export(tmp_path / "step", kernels=True)
+    without_compiler(monkeypatch)
+    step, operators = dovetail.load(path, kernels=True), dovetail.load(path)
+    assert step.kernels == "from the file"
+    for place in (1, 0):
+        found = []
+        for call in (step, operators):
+            x = torch.randn(3, requires_grad=True, generator=torch.Generator().manual_seed(place))
+            with pytest.warns(errors.EagerFallbackWarning) if call is step else contextlib.nullcontext():
+                call(x)[place].sum().backward()
+            found.append(x.grad)
+        torch.testing.assert_close(*found)
 
 
 def test_what_does_not_fit_is_compiled(saved: Path, tmp_path: Path) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import os
+import platform
 from collections.abc import Callable
 from pathlib import Path
 
@@ -72,3 +73,14 @@ def test_another_bytecode_has_other_keys(monkeypatch: pytest.MonkeyPatch) -> Non
     before = software()
     monkeypatch.setattr(importlib.util, "MAGIC_NUMBER", b"other")
     assert software() != before is not None
+
+
+def test_another_kernel_has_the_same_keys_and_another_c_library_has_not(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A container runs on hosts with other kernels; no compiled code depends on them."""
+
+    def on(release: str, library: str) -> tuple[str, ...] | None:
+        monkeypatch.setattr(platform, "release", lambda: release)
+        monkeypatch.setattr(platform, "platform", lambda: f"Linux-{release}-x86_64-with-{library}")
+        return software()
+
+    assert on("6.1.0-18-amd64", "glibc2.36") == on("5.10.0", "glibc2.36") != on("5.10.0", "glibc2.39")
