@@ -12,6 +12,7 @@ bytecode before the first process starts, as torch's are, and as pip leaves them
 - *steps*: how many steps were done in ``--seconds``; *CPU*: seconds of all cores, compilers and background processes included.
 
 An engine that cannot run a program (torch.compile has no second derivatives) is named, and left out of its tables.
+``--draw RAW PICTURE`` measures nothing, and draws the losses over the time of the clock of a run whose raw numbers were saved.
 """
 
 from __future__ import annotations
@@ -197,7 +198,7 @@ def work(program: str, engine: str, seconds: float, threads: int) -> None:
             for event in dovetail.events_of(compiled).events
             if "tier" in event.name or "kernels" in event.name
         ]
-    print(json.dumps({"done": done, "cpu_steps": cpu, "losses": [losses[0], losses[11]], "tiers": swapped}))
+    print(json.dumps({"done": done, "cpu_steps": cpu, "losses": losses, "tiers": swapped}))
 
 
 def measure(program: str, engine: str, cache: Path, options: Any) -> dict[str, Any] | str:
@@ -233,6 +234,42 @@ def numbers(done: list[float], cpu: list[float], seconds: float) -> dict[str, fl
     }
 
 
+def draw(raw: Path, picture: Path) -> None:
+    """Draw the losses of a run over the seconds since the model was there: a column for each program, a row for each state of the
+    caches, the first round of each engine.
+    """
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
+
+    about = json.loads(raw.read_text(encoding="utf-8"))
+    found = {tuple(name.split(" ", 2)): runs[0] for name, runs in about["rounds"].items()}
+    programs = list(dict.fromkeys(program for program, _, _ in found))
+    figure = Figure(figsize=(3.4 * len(programs), 6), layout="constrained")
+    FigureCanvasAgg(figure)
+    grid = figure.subplots(len(CACHES), len(programs), squeeze=False, sharex=True, sharey="col")
+    for (program, cache, engine), run in found.items():
+        axes = grid[CACHES.index(cache)][programs.index(program)]
+        losses = run["losses"]
+        # A step has few examples: the median of it and the fourteen before it shows where training is.
+        smooth = [statistics.median(losses[max(0, at - 14) : at + 1]) for at in range(len(losses))]
+        axes.plot(run["done"], smooth, f"C{ENGINES.index(engine)}", label=engine, linewidth=1.2)
+        axes.plot(run["done"][0], losses[0], f"C{ENGINES.index(engine)}o", markersize=4)
+        axes.set(xscale="log", title=f"{program}, {cache} caches")
+    for axes in grid[-1]:
+        axes.set_xlabel("seconds, from the import of the compiler on")
+    for row in grid:
+        row[0].set_ylabel("loss")
+    # Of all programs: some engines cannot run some of them.
+    lines = {line.get_label(): line for axes in grid.flat for line in axes.get_lines()[::2]}
+    figure.legend(lines.values(), lines.keys(), loc="outside upper center", ncols=len(lines))
+    threads = about["settings"]["threads"]
+    figure.supxlabel(
+        f"torch {about['torch']}, {threads} threads, {about['when'][:10]}; the dot is the first step", fontsize=9
+    )
+    figure.savefig(picture, dpi=110)
+    print(f"wrote {picture}")
+
+
 def main() -> int:
     """Measure, print the tables, save the raw numbers; 0 if the aims are met."""
     if sys.argv[1:2] == ["--work"]:
@@ -242,7 +279,11 @@ def main() -> int:
     parser.add_argument("--seconds", type=positive, default=60, help="how long each process trains (60)")
     parser.add_argument("--programs", nargs="+", choices=list(PROGRAMS), default=list(PROGRAMS))
     parser.add_argument("--engines", nargs="+", choices=ENGINES, default=list(ENGINES))
+    parser.add_argument("--draw", nargs=2, type=Path, metavar=("RAW", "PICTURE"), help="draw the losses of a run")
     options = parser.parse_args()
+    if options.draw:
+        draw(*options.draw)
+        return 0
     compileall.compile_dir(str(Path(dovetail.__file__).parent), quiet=1)
     rounds: dict[str, list[dict[str, Any]]] = {}
     failed: set[tuple[str, str]] = set()

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import dataclasses
 import os
-from collections.abc import Mapping
+from collections import Counter
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import torch
 
+from dovetail.aot.descriptors import Descriptor, UserInput
 from dovetail.aot.joint_graph import JointGraph
 from dovetail.aot.state import AOTState
 from dovetail.artefacts.allow_list import check_arguments, name_of_operator
@@ -19,6 +22,10 @@ from dovetail.artefacts.schema import validate
 from dovetail.artefacts.size_expressions import encode_expression, encode_size
 from dovetail.artefacts.specs import derivative_order, encode_descriptor, encode_result, encode_spec, name_of_input
 from dovetail.errors import ArtefactError
+from dovetail.guards import ItemSource
+from dovetail.runtime.effects import EffectRecipe
+from dovetail.runtime.recipe import ConstantItem, Recipe, TensorItem
+from dovetail.runtime.spec import InputOutput
 from dovetail.torch_private import sizes as private_sizes
 
 #: Fields of a capture that an artefact cannot hold, with the sentence that says so.
@@ -60,11 +67,12 @@ def export_joint(
     joint.lint()
     _check_capture(joint)
     numbers, symbols = _symbols(joint)
+    inputs = _named_apart(joint.input_descriptors)
     tensors: dict[str, torch.Tensor] = {}
     payload = {
         "nodes": [_node(node, joint, numbers, tensors) for node in joint.graph.nodes if node.op != "output"],
         "results": [None if node is None else node.name for node in joint.results],
-        "inputs": list(map(encode_descriptor, joint.input_descriptors)),
+        "inputs": list(map(encode_descriptor, inputs)),
         "outputs": [None if item is None else encode_descriptor(item) for item in joint.output_descriptors],
         "num_primals": joint.num_primals,
         "num_forward_outputs": joint.num_forward_outputs,
@@ -73,7 +81,7 @@ def export_joint(
         "guards": _guards(joint, numbers),
         "spec": encode_spec(joint.spec),
         "result": encode_result(joint.capture.recipe, len(joint.spec.outputs)),
-        "state": _state(joint, values or {}, tensors),
+        "state": _state(joint, inputs, values or {}, tensors),
         "provenance": [str(record) for record in joint.provenance],
         "inexact": list(joint.inexact),
         "torch": torch.__version__,
@@ -95,11 +103,27 @@ def _check_capture(joint: JointGraph) -> None:
                 advice="use masks in place of selections",
             )
     for name, text in _NOT_STORABLE.items():
-        if getattr(joint.capture, name):
+        found = getattr(joint.capture, name)
+        if name == "effects":
+            found = not all(_puts_back(effect, joint) for effect in found)
+        if found:
             raise ArtefactError(
                 f"the captured function cannot be exported: {text}",
                 advice="export a function that only takes and returns tensors and writes to tensors in place",
             )
+
+
+def _puts_back(effect: EffectRecipe, joint: JointGraph) -> bool:
+    """Whether an effect puts inputs where they were read, as ``self.count += 1`` does with a tensor, which changes nothing."""
+    source_of = joint.capture.guards.tensor_source
+
+    def is_back(key: Recipe, item: Recipe) -> bool:
+        output = joint.spec.outputs[item.index] if isinstance(item, TensorItem) else None
+        if not isinstance(output, InputOutput) or not isinstance(key, ConstantItem):
+            return False
+        return source_of(output.index) == ItemSource(effect.source, key.value)
+
+    return effect.kind == "dict" and bool(effect.pairs) and all(is_back(*pair) for pair in effect.pairs or ())
 
 
 def _symbols(joint: JointGraph) -> tuple[dict[Any, int], list[dict[str, Any]]]:
@@ -164,11 +188,27 @@ def _node(
     }
 
 
-def _state(joint: JointGraph, values: Mapping[str, torch.Tensor], tensors: dict[str, torch.Tensor]) -> list[list[str]]:
+def _named_apart(descriptors: Sequence[Descriptor]) -> list[Descriptor]:
+    """The descriptors of inputs under names of their own: the state of an optimizer does not say of which parameter it is."""
+    seen: Counter[Descriptor] = Counter()
+    found: list[Descriptor] = []
+    for item in descriptors:
+        seen[item] += 1
+        is_again = isinstance(item, UserInput) and seen[item] > 1
+        found.append(dataclasses.replace(item, path=f"{item.path} ({seen[item]})") if is_again else item)  # type: ignore[attr-defined, call-arg]
+    return found
+
+
+def _state(
+    joint: JointGraph,
+    inputs: Sequence[Descriptor],
+    values: Mapping[str, torch.Tensor],
+    tensors: dict[str, torch.Tensor],
+) -> list[list[str]]:
     """The names of the inputs that have values, each with its name in ``tensors``, where the values go."""
     named: list[list[str]] = []
     placeholders = joint.graph.find_nodes(op="placeholder")[: joint.num_primals]
-    for position, (descriptor, node) in enumerate(zip(joint.input_descriptors, placeholders)):
+    for position, (descriptor, node) in enumerate(zip(inputs, placeholders)):
         name = name_of_input(descriptor)
         if name not in values:
             continue

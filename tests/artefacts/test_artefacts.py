@@ -192,6 +192,42 @@ def test_what_cannot_be_exported_is_refused_and_nothing_is_written(tmp_path: Pat
 # --- bad input --------------------------------------------------------------------------------------------------------
 
 
+class Counting(torch.nn.Module):
+    """``self.count += 1`` reads a tensor, writes to it in place, and sets the attribute to what it was."""
+
+    def __init__(self, how: str) -> None:
+        super().__init__()
+        self.register_buffer("count", torch.zeros(2))
+        self.register_buffer("other", torch.ones(2))
+        self.how = how
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        if self.how == "put back":
+            self.count += x.sum()
+            self.other = self.other
+        elif self.how == "swapped":
+            self.count, self.other = self.other, self.count
+        elif self.how == "one of two":
+            self.count += 1
+            self.other = self.count
+        elif self.how == "given":
+            self.count = x
+        return x * self.count
+
+
+def test_a_tensor_that_is_put_back_is_no_effect(tmp_path: Path) -> None:
+    module, x = Counting("put back"), torch.randn(2)
+    loaded = dovetail.load(dovetail.capture(module, (x,)).export(tmp_path / "step", values=module.state_dict()))
+    for _ in range(2):
+        assert torch.equal(loaded(x), module(x)) and torch.equal(loaded.state["count"], module.count)
+
+
+@pytest.mark.parametrize("how", ["swapped", "one of two", "given"])
+def test_other_tensors_in_a_place_are_an_effect(how: str, tmp_path: Path) -> None:
+    with pytest.raises(errors.ArtefactError, match="writes to Python objects"):
+        dovetail.capture(Counting(how), (torch.randn(2),)).export(tmp_path / "step")
+
+
 @pytest.fixture(scope="module")
 def good(tmp_path_factory: pytest.TempPathFactory) -> Path:
     net = Net()

@@ -7,6 +7,7 @@ import os
 import shutil
 import subprocess
 import sys
+import tempfile
 import warnings
 from collections.abc import Callable
 from pathlib import Path
@@ -18,7 +19,6 @@ from torch import Tensor, nn
 
 import dovetail
 from dovetail import cache, errors
-from dovetail.aot.descriptors import ParamInput
 from dovetail.backends.inductor import backend, kept_code
 from dovetail.cache import versions
 from dovetail.torch_private import inductor_code
@@ -73,20 +73,28 @@ def whole_step() -> tuple[Any, dict[str, Tensor]]:
 
 
 def optimizer_of_torch() -> tuple[Any, dict[str, Tensor]]:
-    """Forward, ``backward()``, the step of an optimizer of torch's, ``zero_grad()``."""
+    """Forward, ``backward()``, the step of an optimizer of torch's with its state, ``zero_grad()``."""
+    step, state = with_momentum()
+    joint = dovetail.capture(step, (torch.randn(6, 4),))
+    with tempfile.TemporaryDirectory() as folder:
+        _, *names = dovetail.load(joint.export(Path(folder) / "step")).open_inputs
+    return joint, dict(zip(names, state, strict=True))
+
+
+def with_momentum() -> tuple[Callable[[Tensor], Tensor], list[Tensor]]:
+    """A step that was called once, and its parameters and momenta."""
     net = nn.Sequential(nn.Linear(4, 8), nn.Tanh(), nn.Linear(8, 1))
-    optimizer = torch.optim.SGD(net.parameters(), lr=0.1, weight_decay=0.01)
+    optimizer = torch.optim.SGD(net.parameters(), lr=0.1, momentum=0.9, nesterov=True)
 
     def step(x: Tensor) -> Tensor:
-        loss = net(x).square().mean()
+        loss: Tensor = net(x).square().mean()
         loss.backward()
         optimizer.step()
         optimizer.zero_grad()
         return loss.detach()
 
-    joint = dovetail.capture(step, (torch.randn(6, 4),))
-    names = [item.fqn for item in joint.input_descriptors if isinstance(item, ParamInput)]
-    return joint, dict(zip(names, net.parameters(), strict=True))
+    step(torch.randn(6, 4))
+    return step, [*net.parameters(), *(optimizer.state[item]["momentum_buffer"] for item in net.parameters())]
 
 
 def slope(weight: Tensor, x: Tensor) -> Tensor:
@@ -196,6 +204,25 @@ def test_in_a_process_without_a_compiler(saved: Path, tmp_path: Path) -> None:
         expected = torch.load(saved / (f"{name}.compiled" if is_whole else "model.operators"))
         assert len(actual) == len(expected) and all(map(torch.equal, actual, expected)), name
     assert not (tmp_path / "d").exists() or "code" not in os.listdir(tmp_path / "d")
+
+
+def test_the_step_of_an_optimizer_of_torch_is_that_of_eager(saved: Path) -> None:
+    torch.manual_seed(3)
+    step, state = with_momentum()
+    loaded = dovetail.load(saved / "optimizer of torch")
+    loaded = loaded.bind(
+        dict(
+            zip(
+                loaded.names[1:],
+                [item.detach().clone().requires_grad_(item.requires_grad) for item in state],
+                strict=True,
+            )
+        )
+    )
+    for _ in range(3):
+        x = torch.randn(6, 4)
+        assert torch.equal(loaded(x), step(x))
+    assert all(map(torch.equal, [loaded.state[name] for name in loaded.names[1:]], state))
 
 
 def test_with_kernels_or_without_the_numbers_agree(saved: Path) -> None:
