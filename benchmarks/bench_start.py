@@ -198,7 +198,11 @@ def work(program: str, engine: str, seconds: float, threads: int) -> None:
             for event in dovetail.events_of(compiled).events
             if "tier" in event.name or "kernels" in event.name
         ]
-    print(json.dumps({"done": done, "cpu_steps": cpu, "losses": losses, "tiers": swapped}))
+    print(
+        json.dumps(
+            {"done": done, "cpu_steps": cpu, "losses": [float(f"{loss:.6g}") for loss in losses], "tiers": swapped}
+        )
+    )
 
 
 def measure(program: str, engine: str, cache: Path, options: Any) -> dict[str, Any] | str:
@@ -261,7 +265,8 @@ def draw(raw: Path, picture: Path) -> None:
         row[0].set_ylabel("loss")
     # Of all programs: some engines cannot run some of them.
     lines = {line.get_label(): line for axes in grid.flat for line in axes.get_lines()[::2]}
-    figure.legend(lines.values(), lines.keys(), loc="outside upper center", ncols=len(lines))
+    shown = [engine for engine in ENGINES if engine in lines]
+    figure.legend([lines[engine] for engine in shown], shown, loc="outside upper center", ncols=len(shown))
     threads = about["settings"]["threads"]
     figure.supxlabel(
         f"torch {about['torch']}, {threads} threads, {about['when'][:10]}; the dot is the first step", fontsize=9
