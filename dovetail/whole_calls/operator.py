@@ -6,6 +6,7 @@ A node of a graph names its function by a number. Every object that can run the 
 
 from __future__ import annotations
 
+import functools
 import itertools
 import weakref
 from collections.abc import Callable, Sequence
@@ -104,10 +105,15 @@ _library.impl("whole_call", _kernel, "CompositeExplicitAutograd")
 _library.impl("whole_call_random", _kernel, "CompositeExplicitAutograd")
 
 
-@torch.library.register_fake("dovetail::whole_call_random", lib=_library)
-@torch.library.register_fake("dovetail::whole_call", lib=_library)
 def _fake(function: int, tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
     return [facts.empty() for facts in _FUNCTIONS[function].facts.rule(*tensors)]
+
+
+@functools.cache
+def _register_fakes() -> None:
+    """Not with the module, which most programs load in vain: torch goes through all loaded modules here, for 12 ms."""
+    for name in ("whole_call", "whole_call_random"):
+        torch.library.register_fake(f"dovetail::{name}", _fake, lib=_library)
 
 
 WHOLE_CALL = torch.ops.dovetail.whole_call.default
@@ -128,6 +134,7 @@ ASSUMES.update({WHOLE_CALL: _may_be_outgrown, RANDOM_WHOLE_CALL: _may_be_outgrow
 
 def record(trace: Trace, function: WholeFunction, tensors: Sequence[torch.Tensor]) -> tuple[torch.Tensor, ...]:
     """Record a call as one node. The graph of the trace keeps the function alive."""
+    _register_fakes()
     number = next(_numbers)
     _FUNCTIONS[number] = function
     trace.kept_alive.append(function)
