@@ -19,14 +19,15 @@ from dovetail.torch_private import operators as private_operators
 
 NAMESPACES = ("aten", "prims")
 _NAME = re.compile(r"(aten|prims)::([A-Za-z_][A-Za-z0-9_]*)\.([A-Za-z_][A-Za-z0-9_]*)")
+# Texts, not compiled patterns, which would take 4 ms at each start: who reads an artefact compiles them.
 # They read or write files, hand out memory or handles, or act on something that is not a value.
-FORBIDDEN = re.compile(
+FORBIDDEN = (
     r"from_file|set_data|data|record_stream|resize.*|set|set_.*|storage.*|pin_memory|is_pinned|retain_grad|requires_grad|rename"
     r"|backward|output_nr|_.*|.*fbgemm.*|.*mkldnn.*|mkl_.*|.*cudnn.*|.*miopen.*|quantize.*|quantized.*|.*_per_tensor_.*"
     r"|q_.*|int_repr|dequantize.*|choose_qparams.*|sym_constrain.*|empty_quantized|.*nested.*|.*_csr.*|.*_csc.*"
     r"|.*_bsr.*|.*_bsc.*|.*sparse.*|.*coalesce.*|to_dense_backward|item"
 )
-PRIVATE = re.compile(
+PRIVATE = (
     r"_softmax(_backward_data)?|_log_softmax(_backward_data)?|_to_copy|_unsafe_view|_scaled_dot_product_.*|_foreach_.*"
     r"|_native_batch_norm_legit.*|_batch_norm_with_update_functional|_adaptive_avg_pool[23]d(_backward)?|_cdist_(forward|backward)"
     r"|_euclidean_dist|_conj|_conj_physical|_neg_view|_fft_(c2c|c2r|r2c)|_linalg_.*|_local_scalar_dense|_pdist_(forward|backward)"
@@ -36,7 +37,7 @@ PRIVATE = re.compile(
     r"|_efficientzerotensor|_histogramdd_.*|_grid_sampler_2d_cpu_fallback(_backward)?|_index_put_impl|_safe_softmax|_aminmax|_cast_.*|_fused_rms_norm(_backward)?"
     r"|_int_mm|_lu_with_info|_unique|_masked_scale|_spdiags|_assert_async"
 )
-_ARGUMENT_TYPES = re.compile(
+_ARGUMENT_TYPES = (
     r"(Optional\[|List\[)*(Tensor|int|float|bool|complex|number|Scalar|SymInt|str|Device|Layout|MemoryFormat|ScalarType"
     r"|Generator|NoneType)\]*"
 )
@@ -56,9 +57,9 @@ def is_allowed(found: Any) -> bool:
     namespace, _, base = schema.name.partition("::")
     if namespace not in NAMESPACES or schema.is_mutable:
         return False
-    if namespace == "aten" and FORBIDDEN.fullmatch(base) and not PRIVATE.fullmatch(base):
+    if namespace == "aten" and re.fullmatch(FORBIDDEN, base) and not re.fullmatch(PRIVATE, base):
         return False
-    return all(_ARGUMENT_TYPES.fullmatch(str(argument.type)) for argument in schema.arguments)
+    return all(re.fullmatch(_ARGUMENT_TYPES, str(argument.type)) for argument in schema.arguments)
 
 
 def name_of_operator(target: Any) -> str:

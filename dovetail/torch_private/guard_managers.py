@@ -127,15 +127,17 @@ def sees_changed_dictionaries() -> bool:
     ]
     try:
         for change in changes:
-            # Often enough for the interpreter to specialise its instructions, which once wrote past the watchers.
+            # Often enough for the interpreter to specialise its instructions, which once wrote past the watchers. To watch takes
+            # 50 us each time: the instructions as they are at first, and as they have become.
             for number in range(20):
                 owner = Owner()
                 owner.value, owner.table, owner.empty, owner.bare = 1, {"key": number}, {}, Owner()
-                check = unchanged_check([owner, owner.bare], [owner], [owner.table, owner.empty])
-                if not check() or not check():
+                watched = [owner, owner.bare], [owner], [owner.table, owner.empty]
+                check = unchanged_check(*watched) if number < 2 or number > 17 else None
+                if check is not None and not (check() and check()):
                     return False
                 change(owner)
-                if check():
+                if check is not None and check():
                     return False
     except (AttributeError, TypeError, RuntimeError, ImportError):
         return False
