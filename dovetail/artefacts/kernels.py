@@ -25,7 +25,7 @@ from dovetail.torch_private import state as private_state
 
 _BACKEND = "inductor"
 #: Of the cache: what a process reads that compiles a graph again.
-_KINDS = ("code", "graphs", "kernels")
+_KINDS = ("code", "graphs", "kernels", "steps")
 
 
 def kernels_of(payload: Mapping[str, Any], tensors: Mapping[str, torch.Tensor]) -> Iterable[bytes]:

@@ -18,7 +18,7 @@ from __future__ import annotations
 
 from dovetail.cache.bundles import export_file, import_file, packed, unpacked
 from dovetail.cache.entries import Entry, Stat, clear, key_of, ls, making, read, stat, write
-from dovetail.cache.folders import Held, directory, holding, is_on, switch
+from dovetail.cache.folders import Held, directory, held, holding, is_on, switch
 from dovetail.cache.versions import runtime, software
 
 __all__ = [
@@ -28,6 +28,7 @@ __all__ = [
     "clear",
     "directory",
     "export_file",
+    "held",
     "holding",
     "import_file",
     "is_on",

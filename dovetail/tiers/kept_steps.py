@@ -231,7 +231,14 @@ class _Kept:
                         "the graphs that kernels in the cache were made of cannot be made again",
                         advice="delete them (dovetail cache clear), and report this as a bug",
                     )
-                self._completed = lower_backward(found)
+                backend, known = found.backend, iter(self._calls[1:])
+
+                def compile(*graph: Any, **how: Any) -> FlatCallable:
+                    # First that for the expected tangents: its code may have gone from the cache since, and the compiler too.
+                    return next(known, None) or backend.compile(*graph, **how)
+
+                first = found.with_(backend=dataclasses.replace(backend, compile=compile))
+                self._completed = lower_backward(first).with_(backend=backend)
             return self._completed
 
 

@@ -8,11 +8,18 @@ import time
 from dovetail import cache
 from dovetail.aot.compile_joint import run_steps
 from dovetail.aot.compiled_graph import CompiledGraph
-from dovetail.aot.steps import Lowering
+from dovetail.aot.steps import Lowering, instead_of_steps
 from dovetail.face.attempts import collection_paused
 from dovetail.tiers import kept_steps
 from dovetail.tiers.choice import Tiers, is_kept_on_disk
 from dovetail.torch_private import state as private_state
+
+
+@instead_of_steps
+def take_what_is_held(lowering: Lowering) -> CompiledGraph | None:
+    """A graph whose kernels come with it, or are to go with it."""
+    is_asked = cache.held() is not None and is_kept_on_disk(lowering.backend)
+    return compile_or_take(lowering, Tiers(lowering.backend, "wait")) if is_asked else None
 
 
 def compile_or_take(lowering: Lowering, tiers: Tiers) -> CompiledGraph | None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import sys
 from collections.abc import Callable, Iterator
@@ -120,6 +121,24 @@ def test_a_graph_without_a_backward_is_kept_too() -> None:
 
 
 # --- graphs, when somebody asks for them ------------------------------------------------------------------------------
+
+
+def test_other_tangents_where_code_and_compiler_have_gone(
+    runs: dict[str, Run], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The backward for all tangents is there, and is not compiled again for the graphs of the others."""
+    compiled = twice(_several, leaf(3, 4))
+    plain = lowering_of(_several, leaf(3, 4)).joint.compile("aten")
+
+    def fail(*args: Any) -> Any:
+        raise BackendError("no compiler is there")
+
+    runs.clear()
+    monkeypatch.setattr(inductor_backend, "_compile", fail)
+    for only in (1, None):
+        with pytest.warns(EagerFallbackWarning) if only is not None else contextlib.nullcontext():
+            found = gradients(compiled, leaf(3, 4), only=only)
+        same(gradients(plain, leaf(3, 4), only=only), found, exact=False)
 
 
 def test_other_tangents_have_their_backward() -> None:
