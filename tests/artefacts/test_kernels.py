@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import random
 import shutil
 import subprocess
 import sys
@@ -267,6 +268,20 @@ def test_kernels_for_something_else_are_not_run(other: str, saved: Path, monkeyp
         step = dovetail.load(saved / "model", kernels=True)
     assert len(caught) == 1 and step.kernels.startswith("none: ")
     assert all(map(torch.equal, train(step), torch.load(saved / "model.operators")))
+
+
+def test_damaged_kernels_are_not_run(saved: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    without_compiler(monkeypatch)
+    shutil.copytree(saved / "whole step", tmp_path / "step")
+    file, expected = tmp_path / "step" / "kernels.bundle", torch.load(saved / "whole step.operators")
+    whole, dice = file.read_bytes(), random.Random(0)
+    for number in range(30):
+        place, length = dice.randrange(len(whole)), dice.choice((1, 1, 7, 4096))
+        between = (bytes([whole[place] ^ (1 << number % 8)]), b"", dice.randbytes(length))[number % 3]
+        file.write_bytes(whole[:place] + between + whole[place + (number % 3 < 2) * length :])
+        with pytest.warns(errors.EagerFallbackWarning):
+            step = dovetail.load(tmp_path / "step", kernels=True)
+        assert step.kernels.startswith("none: ") and all(map(torch.equal, train(step), expected)), (number, place)
 
 
 def test_kernels_of_another_graph_are_not_run(saved: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
