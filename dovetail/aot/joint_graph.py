@@ -178,9 +178,7 @@ class JointGraph:
     def export(
         self, path: str | os.PathLike[str], values: Mapping[str, torch.Tensor] | None = None, **options: Any
     ) -> Path:
-        """The other stage 2: write the graph to a folder as data, with the values of inputs such as ``model.state_dict()``.
-        See ``aot.export_joint`` (``kernels=True``); ``dovetail.load`` reads it.
-        """
+        """The other stage 2: write the graph, with values such as ``model.state_dict()``, to a folder. See ``aot.export_joint``."""
         return _verb("export")(None, self, path, values=values, **options)
 
     def __str__(self) -> str:
