@@ -44,13 +44,6 @@ def kernels_of(payload: Mapping[str, Any], tensors: Mapping[str, torch.Tensor]) 
             raise ArtefactError(
                 f"its kernels cannot be exported: {error}", advice="fix its sizes, or export it without kernels"
             ) from error
-        names = (
-            json.loads(content.partition(b"\n")[0]) for (kind, _), content in list(entries.items()) if kind == "code"
-        )
-        # What this process has loaded before was not read again.
-        for key in {key for code in names for key, _ in code["kernels"].values()}:
-            if cache.read("kernels", key) is None:
-                raise ArtefactError("its kernels are not in the cache any more", advice="dovetail cache clear")
     return cache.packed((kind, key, content) for (kind, key), content in sorted(entries.items()) if kind in _KINDS)
 
 
@@ -59,8 +52,8 @@ def with_kernels(graph: LoadedGraph, path: str | os.PathLike[str]) -> LoadedGrap
     entries: cache.Held = {}
     try:
         with open_kernels(path) as file:
-            for kind, key, content in cache.unpacked(file, str(path)):
-                entries[kind, key] = content
+            found = cache.unpacked(file, str(path))
+            entries.update({(kind, key): content for kind, key, content in found if kind in _KINDS})
         return dataclasses.replace(_taken(graph, entries), kernels="from the file")
     except Exception as error:  # noqa: BLE001  (whatever lies there: the graph runs as without it)
         reason = error.what if isinstance(error, ArtefactError) else str(error) or type(error).__name__

@@ -330,7 +330,7 @@ def loaded_kernels(key: str) -> Any:
     from torch._inductor.runtime.cache_dir_utils import cache_dir
 
     name = f"{key}.kernel"
-    if name in sys.modules:
+    if name in sys.modules and (cache.held() is None or key_of_loaded(sys.modules[name]) is not None):
         return sys.modules[name]
     content = cache.read("kernels", key)
     if content is None:
@@ -362,16 +362,17 @@ _keys_of_loaded: dict[str, str] = {}
 def key_of_loaded(module: types.ModuleType) -> str | None:
     """The key of a loaded file of kernels in the cache on disk, where it is put unless it is there; None: it cannot be."""
     path = getattr(module, "__file__", None)
-    if path is None:
-        return None
-    if path not in _keys_of_loaded:
-        # Compiled by itself, in Inductor's cache.
-        with contextlib.suppress(OSError):
-            content = Path(path).read_bytes()
-            key = cache.key_of("alone", hashlib.sha256(content).hexdigest())
-            if cache.read("kernels", key) == content or cache.write("kernels", key, content):
-                _keys_of_loaded[path] = key
-    return _keys_of_loaded.get(path)
+    key = _keys_of_loaded.get(str(path))
+    if path is None or (key is not None and (cache.held() is None or cache.read("kernels", key) is not None)):
+        return key
+    # Compiled by itself, in Inductor's cache; or loaded before it was asked for to be held.
+    with contextlib.suppress(OSError):
+        content = Path(path).read_bytes()
+        key = key or cache.key_of("alone", hashlib.sha256(content).hexdigest())
+        if cache.read("kernels", key) == content or cache.write("kernels", key, content):
+            _keys_of_loaded[path] = key
+            return key
+    return None
 
 
 def _key_of_file(source: str) -> str:

@@ -332,6 +332,23 @@ def test_loading_writes_nothing_to_the_cache(saved: Path, monkeypatch: pytest.Mo
         cache.switch(None)
 
 
+@pytest.mark.parametrize("is_on", [True, False])
+def test_export_without_a_cache_on_disk(is_on: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also of kernels that this process has loaded before, and with an empty cache behind."""
+    monkeypatch.setenv("DOVETAIL_CACHE_DIR", str(tmp_path / "cache"))
+    cache.switch(is_on)
+    try:
+        for name in ("first", "second"):
+            joint = dovetail.capture(lambda x: (x.sin() * 3).exp(), (torch.randn(5, requires_grad=True),))
+            step = dovetail.load(joint.export(tmp_path / name, kernels=True), kernels=True)
+            assert step.kernels == "from the file"
+            assert bool(cache.ls()) == is_on
+            if is_on:
+                cache.clear()
+    finally:
+        cache.switch(None)
+
+
 def test_kernels_that_are_not_kept_are_refused_and_nothing_is_written(tmp_path: Path) -> None:
     x = dovetail.mark_dynamic(torch.randn(6, 4), 0, minimum=2, maximum=64)
     joint = dovetail.capture(nn.Linear(4, 4), (x,))
