@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -226,6 +227,54 @@ def test_a_tensor_that_is_put_back_is_no_effect(tmp_path: Path) -> None:
 def test_other_tensors_in_a_place_are_an_effect(how: str, tmp_path: Path) -> None:
     with pytest.raises(errors.ArtefactError, match="writes to Python objects"):
         dovetail.capture(Counting(how), (torch.randn(2),)).export(tmp_path / "step")
+
+
+OPTIMIZERS: dict[str, dict[str, Any]] = {
+    "SGD": {"momentum": 0.9},
+    "RMSprop": {"momentum": 0.9, "centered": True},
+    "Adadelta": {},
+    "Rprop": {},
+    "Muon": {},
+}
+
+
+def values_of(
+    names: tuple[str, ...], net: torch.nn.Module, optimizer: torch.optim.Optimizer
+) -> dict[str, torch.Tensor]:
+    """The parameters and the optimizer's state by the names of inputs: the second tensor of a name ends in `` (2)``."""
+    parameters = list(net.parameters())
+    rest, found = iter(parameters), {}
+    for name in names:
+        of_state = re.fullmatch(r".*\.state\[<Parameter>\]\['(\w+)'\](?: \((\d+)\))?", name)
+        value = optimizer.state[parameters[int(of_state[2] or 1) - 1]][of_state[1]] if of_state else next(rest)
+        found[name] = value.detach().clone().requires_grad_(value.requires_grad)
+    return found
+
+
+@pytest.mark.parametrize("name", OPTIMIZERS)
+def test_a_step_with_an_optimizer_of_torch(name: str, tmp_path: Path) -> None:
+    if not hasattr(torch.optim, name):
+        pytest.skip("this torch does not have it")
+    net = torch.nn.Sequential(torch.nn.Linear(4, 8, bias=False), torch.nn.Tanh(), torch.nn.Linear(8, 2, bias=False))
+    optimizer = getattr(torch.optim, name)(net.parameters(), lr=0.01, **OPTIMIZERS[name])
+
+    def step(x: torch.Tensor) -> torch.Tensor:
+        loss: torch.Tensor = net(x).square().mean()
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        return loss.detach()
+
+    for _ in range(2):
+        step(torch.randn(6, 4))
+    loaded = dovetail.load(dovetail.capture(step, (torch.randn(6, 4),)).export(tmp_path / "step"))
+    assert len(set(loaded.names)) == len(loaded.names)
+    loaded = loaded.bind(values_of(loaded.names[1:], net, optimizer))
+    for _ in range(3):
+        x = torch.randn(6, 4)
+        assert torch.equal(loaded(x), step(x))
+    expected = values_of(loaded.names[1:], net, optimizer)
+    assert all(torch.equal(loaded.state[name], value) for name, value in expected.items())
 
 
 @pytest.fixture(scope="module")
