@@ -29,11 +29,12 @@ from dovetail.frontend.interpreter.call_tables import (
 from dovetail.frontend.interpreter.callbacks import callback_codes, watched
 from dovetail.frontend.interpreter.containers import HASHING
 from dovetail.frontend.interpreter.lookup import class_attribute
-from dovetail.frontend.interpreter.opaque import check_opaque, check_shown
+from dovetail.frontend.interpreter.opaque import check_opaque, check_shown, hides_state
 from dovetail.frontend.interpreter.operators import IN_PLACE
 from dovetail.frontend.interpreter.user_code import is_user_function
 from dovetail.frontend.protocol import TracingInterpreter
 from dovetail.frontend.rules import (
+    content_of,
     data_rule,
     error_rule,
     keyword_rule,
@@ -316,9 +317,13 @@ class NativeCalls(TracingInterpreter):
         return self.native(function, args, kwargs)
 
     def _check_slot(self, owner: Any, name: str) -> None:
-        if name in _WRITING_SLOTS and self.values.source_of(owner) is not None and not is_leaf_value(owner):
+        if self.values.source_of(owner) is None or is_leaf_value(owner):
+            return
+        if name in _WRITING_SLOTS:
             what = f"{type(owner).__qualname__}.{name} writes to an object that existed before the call"
             raise Break(what, "call it outside of the function")
+        if hides_state(owner) and not isinstance(owner, _IMMUTABLE) and content_of(owner) is None:
+            raise _unguarded(owner, name)
 
     def _call_slot_of_object(self, owner: Any, name: str, args: Any) -> Any:
         """``object.__setattr__``, ``__getattribute__`` or ``__init__``; NotImplemented for other special methods."""
@@ -343,10 +348,7 @@ class NativeCalls(TracingInterpreter):
             return self.native(function, args, kwargs)
         if isinstance(owner, LOCKS) and name in ("__enter__", "acquire"):
             raise LockTaken("a lock is taken at every call", "take it outside of the function")
-        raise Break(
-            f"{type(owner).__qualname__}.{name} may read or change state that nobody guards",
-            "call it outside of the function",
-        )
+        raise _unguarded(owner, name)
 
     def _call_builtin(self, function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """A builtin function or class."""
@@ -364,6 +366,11 @@ class NativeCalls(TracingInterpreter):
         if is_pure or module is None or isinstance(function, type):
             return self.native(function, args, kwargs)
         raise Break(f"{module}.{function.__name__} is not known to be pure", "call it outside of the compiled function")
+
+
+def _unguarded(owner: Any, name: str) -> Break:
+    what = f"{type(owner).__qualname__}.{name} may read or change state that nobody guards"
+    return Break(what, "call it outside of the function")
 
 
 def _program_sees(value: Any) -> Any:
