@@ -778,3 +778,26 @@ def test_what_such_a_call_raises_is_eagers() -> None:
     compiled = dovetail.compile(torch.nn.functional.gaussian_nll_loss, backend="aten")
     with pytest.raises(ValueError, match="negative entry"):
         compiled(x(), x().detach(), -torch.ones(2, 3))
+
+
+def _has_a_number(a: torch.Tensor) -> Any:
+    return a * 2, 3 in a, a + 1
+
+
+def _has_an_item(a: torch.Tensor) -> Any:
+    return a * 2, a[0] in a, a + 1
+
+
+def _branches_on_it(a: torch.Tensor) -> Any:
+    b = a * 2
+    return b.sin() if 4 in b else b.cos()
+
+
+@pytest.mark.parametrize("function", [_has_a_number, _has_an_item, _branches_on_it])
+def test_a_search_in_a_tensor_breaks_the_graph(function: Callable[..., Any]) -> None:
+    compiled = dovetail.compile(function, backend="aten")
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        for a in (torch.tensor([1.0, 2.0]), torch.tensor([1.0, 3.0]), torch.tensor([0.0])):
+            same(function(a), compiled(a))
+    assert {item.category for item in caught} == {GraphBreakWarning}

@@ -40,7 +40,7 @@ from dovetail.torch_private import calls as private_calls
 from dovetail.torch_private import operators as private_operators
 from dovetail.torch_private import sizes as private_sizes
 
-_WITH_RULES = (types.BuiltinFunctionType, type, types.FunctionType)
+_WITH_RULES = (types.BuiltinFunctionType, type, types.FunctionType, types.MethodDescriptorType)
 _MODULE_CALL = torch.nn.Module.__call__
 _OPERATORS = (private_operators.OpOverload, private_operators.OpOverloadPacket)
 

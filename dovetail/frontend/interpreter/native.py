@@ -109,13 +109,14 @@ class NativeCalls(TracingInterpreter):
     def _run(self, function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         trace = self.trace
         trace.note_line()
-        data_symbols, recorded = trace.data_symbols() if trace.settings.one_graph else set(), len(trace.graph.nodes)
+        data_symbols, recorded = trace.data_symbols(), len(trace.graph.nodes)
         owner = getattr(function, "__self__", None)
         try:
             with watched(function, self._callbacks(function, owner, args, kwargs)):
                 runner = native_rule.get(getattr(function, "__module__", None))
                 result = function(*args, **kwargs) if runner is None else runner(self, function, args, kwargs)
         except private_tracing.DATA_DEPENDENT_ERRORS as error:
+            trace.forgive_data_symbols(data_symbols)
             if not trace.settings.one_graph or not is_tensor_method(function, args):
                 raise Break(
                     f"{_name(function)} needs the values of a tensor ({type(error).__name__})",
@@ -132,6 +133,7 @@ class NativeCalls(TracingInterpreter):
                 native_errors.mark_native(error)
             if is_independent or not private_tracing.needs_real_data(error):
                 raise
+            trace.forgive_data_symbols(data_symbols)
             if not trace.settings.one_graph:
                 raise Break(f"{_name(function)} needs the values of a tensor", "do this outside") from error
         except (AssertionError, IndexError, TypeError, ValueError) as error:
@@ -143,7 +145,6 @@ class NativeCalls(TracingInterpreter):
             raise
         else:
             return result
-        trace.forgive_data_symbols(data_symbols)
         for whole in data_rule:
             if (found := whole(self, function, args, kwargs)) is not NotImplemented:
                 return found
@@ -353,7 +354,8 @@ class NativeCalls(TracingInterpreter):
     def _call_builtin(self, function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """A builtin function or class."""
         owner = getattr(function, "__self__", None)
-        known = rule.get(class_attribute(owner, function.__name__)[0]) if isinstance(owner, type) else None
+        kinds = (owner, type(owner)) if isinstance(owner, type) else ()
+        known = next(filter(None, (rule.get(class_attribute(kind, function.__name__)[0]) for kind in kinds)), None)
         if known is not None:
             return known(self, (owner, *args), kwargs)
         reason = IMPURE_BUILTINS.get(function) if isinstance(function, types.BuiltinFunctionType) else None
