@@ -20,6 +20,7 @@ from dovetail.frontend.interpreter.call_tables import (
     DATA_METHODS,
     IMPURE_BUILTINS,
     IMPURE_TORCH,
+    LOOKING,
     LOCKS,
     PURE_MODULES,
     SEARCHES,
@@ -169,7 +170,7 @@ class NativeCalls(TracingInterpreter):
     def _arguments(
         self, function: Any, args: tuple[Any, ...], kwargs: dict[str, Any], hands_on: bool
     ) -> tuple[tuple[Any, ...], dict[str, Any]]:
-        if hands_on:
+        if hands_on or function in LOOKING:
             given = [item if callable(item) else self.native_argument(item) for item in (*args, *kwargs.values())]
             return tuple(given[: len(args)]), dict(zip(kwargs, given[len(args) :], strict=True))
         if isinstance(function, (type, types.BuiltinFunctionType)):

@@ -56,7 +56,7 @@ from dovetail.guards import (
     TypeIs,
 )
 from dovetail.guards.reading import plain_items, plain_keys, plain_length, read_item
-from dovetail.runtime.recipe_builder import plain_content
+from dovetail.runtime.recipe_builder import interpreted_of, plain_content
 from dovetail.torch_private import calls as private_calls
 from dovetail.torch_private import state as private_state
 from dovetail.torch_private import tensors as private_tensors
@@ -210,9 +210,9 @@ class Values:
             raise impostor_break(value)
         if isinstance(value, torch.Tensor):
             return self._read_tensor(value, source)
-        if source is None:
-            return value
         kind = type(value)
+        if source is None:
+            return interpreted_of(value) if kind is types.FunctionType else value
         if not plain:
             if kind is int or kind is float:
                 is_argument = isinstance(source, (ArgumentSource, KeywordSource))
@@ -355,7 +355,7 @@ class Values:
             for key, item in enumerate(value) if kind is list else value.items():
                 if isinstance(item, torch.Tensor) and not private_tensors.is_traced(item):
                     value[key] = self.wrap(item)
-        return value
+        return interpreted_of(value) if kind is types.FunctionType else value
 
     def _known_tensor(self, value: torch.Tensor) -> Any:
         known = self.trace.known(value)
