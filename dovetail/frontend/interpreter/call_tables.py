@@ -5,13 +5,11 @@ from __future__ import annotations
 import builtins
 import decimal
 import functools
-import inspect
 import itertools
 import math
 import operator
 import threading
 import types
-import weakref
 from typing import Any
 
 from dovetail.frontend.code.frame import Break
@@ -79,19 +77,11 @@ WRITERS = frozenset(
 SEARCHES, LOOKUPS = {"count": 1, "index": 3, "remove": 1}, {"get": 2, "__getitem__": 1, "__contains__": 1}
 # Functions that compare what they are given, or its items, by ``==`` or by hash.
 COMPARING = frozenset({itertools.groupby, operator.countOf, operator.indexOf, dict.fromkeys})
-# Functions that compare, keep or describe the functions they are given, and call none of them.
-LOOKING = frozenset(
-    {
-        *(operator.is_, operator.is_not, operator.eq, operator.ne, operator.contains, operator.countOf),
-        *(operator.indexOf, types.SimpleNamespace, weakref.ref),
-        *filter(inspect.isfunction, map(vars(inspect).get, inspect.__all__)),
-    }
-) - {inspect.getmembers, inspect.unwrap, vars(inspect).get("getmembers_static")}
+# Functions that compare, keep or describe the functions they are given, and call none of them; rules add more.
+LOOKING: set[Any] = {operator.is_, operator.is_not, operator.eq, operator.ne}
+LOOKING |= {operator.contains, operator.countOf, operator.indexOf}
 NATIVE_CALLABLES = (
-    types.BuiltinFunctionType,
-    types.MethodDescriptorType,
-    types.WrapperDescriptorType,
-    types.MethodWrapperType,
+    *(types.BuiltinFunctionType, types.MethodDescriptorType, types.WrapperDescriptorType, types.MethodWrapperType),
     types.ClassMethodDescriptorType,
 )
 

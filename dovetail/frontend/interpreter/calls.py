@@ -196,7 +196,13 @@ class Calls(TracingInterpreter):
     def make_instance(self, kind: type, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         if issubclass(kind, type):
             raise Break("a class is defined", "define the class outside of the function")
-        if isinstance(kind, enum.EnumMeta) or issubclass(kind, BaseException):
+        maker, _ = class_attribute(kind, "__new__")
+        maker = maker.__func__ if isinstance(maker, staticmethod) else maker
+        starter, starter_owner = class_attribute(kind, "__init__")
+        is_made_by_python = isinstance(maker, types.FunctionType) or maker is torch.Tensor.__new__
+        is_started_by_python = isinstance(starter, types.FunctionType)
+        is_native = not is_made_by_python and not is_started_by_python
+        if isinstance(kind, enum.EnumMeta) or (is_native and issubclass(kind, BaseException)):
             return self.call_native(kind, args, kwargs)
         module = kind.__module__ or ""
         check_loading(module)
@@ -204,12 +210,7 @@ class Calls(TracingInterpreter):
             check(kind)
         if runs_natively(module) and not issubclass(kind, torch.nn.Module):
             return self.call_torch(kind, args, kwargs)
-        maker, _ = class_attribute(kind, "__new__")
-        maker = maker.__func__ if isinstance(maker, staticmethod) else maker
-        starter, starter_owner = class_attribute(kind, "__init__")
-        is_made_by_python = isinstance(maker, types.FunctionType) or maker is torch.Tensor.__new__
-        is_started_by_python = isinstance(starter, types.FunctionType)
-        if not is_made_by_python and not is_started_by_python:
+        if is_native:
             is_pure = module in (*PURE_MODULES, "contextlib", "dataclasses") or kind is typing.Any
             if is_pure or starter_owner is object or issubclass(kind, (dict, list, tuple, set)):
                 return self.call_native(kind, args, kwargs)
@@ -221,7 +222,7 @@ class Calls(TracingInterpreter):
         elif maker is object.__new__:
             instance = object.__new__(kind)
         else:
-            immutable = issubclass(kind, (tuple, frozenset, str, int, float))
+            immutable = issubclass(kind, (tuple, frozenset, str, int, float, BaseException))
             build: Any = kind.__new__
             instance = build(kind, *[self.values.for_native(item) for item in args]) if immutable else build(kind)
         if is_made_by_python:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import enum
 import functools
 import operator
 import re
@@ -154,7 +155,10 @@ class NativeCalls(TracingInterpreter):
     def _callbacks(self, function: Any, owner: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         owners = (owner,) if isinstance(owner, (slice, tuple, deque)) else ()
         without = HASHING if function in COMPARING else frozenset()
-        return callback_codes((*owners, *args, *kwargs.values()), without)
+        codes = callback_codes((*owners, *args, *kwargs.values()), without)
+        if isinstance(function, enum.EnumMeta) and is_user_function(missing := function._missing_.__func__):
+            codes[missing.__code__] = f"{function.__name__}._missing_"
+        return codes
 
     def _check_sizes(self, function: Any) -> None:
         data_sizes = self.trace.settings.shapes.data_sizes
@@ -319,13 +323,11 @@ class NativeCalls(TracingInterpreter):
         return self.native(function, args, kwargs)
 
     def _check_slot(self, owner: Any, name: str) -> None:
-        if self.values.source_of(owner) is None or is_leaf_value(owner):
-            return
-        if name in _WRITING_SLOTS:
-            what = f"{type(owner).__qualname__}.{name} writes to an object that existed before the call"
-            raise Break(what, "call it outside of the function")
-        if hides_state(owner) and not isinstance(owner, _IMMUTABLE) and content_of(owner) is None:
-            raise _unguarded(owner, name)
+        writes = name in _WRITING_SLOTS
+        hides = hides_state(owner) and not isinstance(owner, _IMMUTABLE) and content_of(owner) is None
+        if (writes or hides) and self.values.source_of(owner) is not None and not is_leaf_value(owner):
+            what = "writes to an object that existed before the call" if writes else "may read state that nobody guards"
+            raise Break(f"{type(owner).__qualname__}.{name} {what}", "call it outside of the function")
 
     def _call_slot_of_object(self, owner: Any, name: str, args: Any) -> Any:
         """``object.__setattr__``, ``__getattribute__`` or ``__init__``; NotImplemented for other special methods."""
@@ -350,7 +352,10 @@ class NativeCalls(TracingInterpreter):
             return self.native(function, args, kwargs)
         if isinstance(owner, LOCKS) and name in ("__enter__", "acquire"):
             raise LockTaken("a lock is taken at every call", "take it outside of the function")
-        raise _unguarded(owner, name)
+        raise Break(
+            f"{type(owner).__qualname__}.{name} may read or change state that nobody guards",
+            "call it outside of the function",
+        )
 
     def _call_builtin(self, function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """A builtin function or class."""
@@ -369,11 +374,6 @@ class NativeCalls(TracingInterpreter):
         if is_pure or module is None or isinstance(function, type):
             return self.native(function, args, kwargs)
         raise Break(f"{module}.{function.__name__} is not known to be pure", "call it outside of the compiled function")
-
-
-def _unguarded(owner: Any, name: str) -> Break:
-    what = f"{type(owner).__qualname__}.{name} may read or change state that nobody guards"
-    return Break(what, "call it outside of the function")
 
 
 def _program_sees(value: Any) -> Any:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import inspect
 import logging
 import operator
 import types
@@ -25,6 +26,12 @@ from dovetail.torch_private import libraries as private_libraries
 from dovetail.torch_private import sizes as private_sizes
 from dovetail.torch_private import tracing as private_tracing
 from dovetail.torch_private import trees as private_trees
+
+LOOKING.update(
+    (types.SimpleNamespace, weakref.ref), filter(inspect.isfunction, map(vars(inspect).get, inspect.__all__))
+)
+# These call a function that they are given.
+LOOKING.difference_update((inspect.getmembers, inspect.unwrap, vars(inspect).get("getmembers_static")))
 
 
 def _referent(reference: Any) -> Any:
