@@ -199,6 +199,7 @@ class RecipeBuilder:
         self._numbers: dict[int, int] = {}
         self._alive: list[Any] = []
         self._unfinished: set[int] = set()
+        self._owners: dict[int, int] = {}
 
     def build(self, value: Any) -> Recipe:
         """The recipe of a value; raises :class:`CaptureError` for an object that cannot be built again."""
@@ -217,7 +218,9 @@ class RecipeBuilder:
             return ConstantItem(shown_part(value))
         if kind is types.FrameType and is_shown_frame(value):
             return ConstantItem(value)
-        number = self._number(value)
+        number, owner = self._number(value), self._owners.get(id(value))
+        if owner is not None:
+            return CallItem(ConstantItem(vars), (SharedItem(owner),), number, None)
         call = _made_by_call(value, kind)
         if call is not None:
             return self._call(number, *call)
@@ -290,6 +293,9 @@ class RecipeBuilder:
         elif isinstance(value, (torch.nn.Module, types.GeneratorType, types.FrameType, type)):
             raise _refusal(value)
         own = object.__getattribute__(value, "__dict__") if kind.__dictoffset__ else None
+        if id(own) in self._numbers:
+            raise _refusal(value)
+        self._owners[id(own)] = number
         attributes = [(name, self.build(item)) for name, item in own.items()] if isinstance(own, dict) else []
         for name, item, is_shadowed in _slots(value):
             if is_shadowed:
