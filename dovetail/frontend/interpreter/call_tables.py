@@ -61,7 +61,7 @@ IMPURE_TORCH = frozenset(
 LOCKS = (type(threading.Lock()), type(threading.RLock()))
 # Methods of a tensor that hand out its memory or its values.
 _ADDRESSES = ("data_ptr", "const_data_ptr", "storage", "untyped_storage", "_typed_storage")
-DATA_METHODS = frozenset((*_ADDRESSES, "numpy", "tolist", "__array__", "__dlpack__"))
+DATA_METHODS = frozenset((*_ADDRESSES, "numpy", "tolist", "__array__", "__dlpack__", "from_dlpack", "apply_", "map_"))
 # Functions that give a symbolic number for a symbolic number.
 SYMBOLIC_FUNCTIONS = frozenset({math.floor, math.ceil, math.trunc, operator.index, slice})
 # Methods of lists, dictionaries and sets that write.
