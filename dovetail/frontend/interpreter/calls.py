@@ -138,8 +138,7 @@ class Calls(TracingInterpreter):
         if caller is MISSING:
             raise TypeError(f"{self.call(type, (function,), {}).__name__!r} object is not callable")
         if kind.__module__ in ("typing", "types"):
-            source = self.values.source_of(function)
-            if source is not None:
+            if (source := self.values.source_of(function)) is not None:
                 self.values.guard(source, Identity(function), f"{source.name} was called")
             return self.call_native(function, args, kwargs)
         raise Break(f"a {kind.__module__}.{kind.__qualname__} object is called", "call it outside of the function")
@@ -177,8 +176,7 @@ class Calls(TracingInterpreter):
             raise Break("a module has backward hooks", "register the hooks on tensors, or run this module outside")
         if any(everywhere.values()) or attributes.get("_forward_hooks") or attributes.get("_forward_pre_hooks"):
             return self.run_function(private_calls.module_call_with_hooks(), (module, *args), kwargs, direct)
-        source = self.values.source_of(module)
-        if source is not None:
+        if (source := self.values.source_of(module)) is not None:
             self.values.guard(InstanceDictSource(source), NoHooks(), f"{source.name} has no hooks")
         return self.call(self.load_attribute(module, "forward"), args, kwargs, direct)
 

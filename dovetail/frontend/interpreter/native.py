@@ -319,6 +319,8 @@ class NativeCalls(TracingInterpreter):
                 return found
         if name == "__get__" and type(owner) is types.FunctionType and args:
             return owner if args[0] is None else types.MethodType(owner, args[0])
+        if name == "__get__" and isinstance(owner, property) and args and args[0] is not None:
+            return self.call(self.load_attribute(owner, "fget"), args[:1], {})
         self._check_slot(owner, name)
         return self.native(function, args, kwargs)
 

@@ -75,7 +75,7 @@ class Stores(LookupGuards):
 
     def store_default_attribute(self, target: Any, name: str, value: Any) -> None:
         found, owner = class_attribute(type(target), name)
-        if isinstance(found, property):
+        if isinstance(found, property) and python_descriptor(found, "__set__") is None:
             if found.fset is None:
                 # Raises, in words that depend on how the property was made.
                 found.__set__(target, None)
