@@ -148,12 +148,19 @@ def _bound_method(value: Any) -> tuple[Any, ...]:
     return types.MethodType, (value.__func__, value.__self__)
 
 
+def native_method(value: Any) -> tuple[Any, tuple[Any, ...]]:
+    """The function that binds a native method again, and its arguments: the object first."""
+    owner, name, kinds = value.__self__, value.__name__, (types.MethodDescriptorType, types.WrapperDescriptorType)
+    found = (item for kind in type(owner).__mro__ if isinstance(item := vars(kind).get(name), kinds))
+    # A class that derives from a native one may have a method of this name in front of it.
+    own = next((item for item in found if item.__get__(owner) == value), None)
+    return (getattr, (owner, name)) if own is None else (own.__get__, (owner,))
+
+
 MADE_BY_CALL: dict[type, Callable[[Any], tuple[Any, ...]]] = {
     **dict.fromkeys(ITERATOR_TYPES, _iterator),
     types.MethodType: _bound_method,
-    **dict.fromkeys(
-        (types.BuiltinFunctionType, types.MethodWrapperType), lambda value: (getattr, (value.__self__, value.__name__))
-    ),
+    **dict.fromkeys((types.BuiltinFunctionType, types.MethodWrapperType), native_method),
     slice: lambda value: (slice, (value.start, value.stop, value.step)),
     torch.Size: lambda value: (torch.Size, (tuple(value),)),
     super: lambda value: (super, (value.__thisclass__, value.__self__)),

@@ -96,8 +96,7 @@ class Attributes(LookupGuards):
 
     def _load_tensor_attribute(self, target: torch.Tensor, name: str) -> Any:
         traced = self.trace.input_of(target)
-        handler = attribute_rule.get(name)
-        if handler is not None:
+        if (handler := attribute_rule.get(name)) is not None:
             found = handler(self, target, name)
             if found is not NotImplemented:
                 return found
@@ -303,7 +302,7 @@ class Attributes(LookupGuards):
             return self.load_attribute(self.load_attribute(target, "_orig_mod"), name)
         if fallback is torch.nn.Module.__getattr__:
             raise self._no_attribute(target, name)
-        if isinstance(fallback, types.FunctionType):
+        if isinstance(fallback, (types.FunctionType, types.MethodDescriptorType, types.WrapperDescriptorType)):
             return self.call(fallback, (target, name), {})
         return self.values.wrap(getattr(target, name))
 

@@ -73,8 +73,7 @@ class Calls(TracingInterpreter):
             return self.call_class(function, args, kwargs)
         if isinstance(function, NATIVE_CALLABLES):
             return self.call_native(function, args, kwargs)
-        handler = callable_rule.get(kind)
-        if handler is not None:
+        if (handler := callable_rule.get(kind)) is not None:
             return handler(self, function, args, kwargs)
         return self._call_object(function, args, kwargs, direct)
 
@@ -106,8 +105,7 @@ class Calls(TracingInterpreter):
 
     def _call_method(self, method: Any, args: tuple[Any, ...], kwargs: dict[str, Any], direct: bool) -> Any:
         owner = method.__self__
-        source = self.values.source_of(method)
-        if source is not None:
+        if (source := self.values.source_of(method)) is not None:
             self.values.guard(
                 AttributeSource(source, "__func__"), Identity(method.__func__), f"{source.name} was called"
             )
@@ -162,6 +160,10 @@ class Calls(TracingInterpreter):
             self.guard_class_item(owner, "__call__", caller)
         if caller is not _MODULE_CALL and not private_calls.is_graph_module_call(module, caller):
             return self.call(types.MethodType(caller, module), args, kwargs, direct)
+        inside, owner = class_attribute(type(module), "_call_impl")
+        if owner is not torch.nn.Module and owner is not None:
+            self.guard_class_item(owner, "_call_impl", inside)
+            return self.call(types.MethodType(inside, module), args, kwargs, direct)
         return self.call_plain_module(module, args, kwargs, direct)
 
     def call_plain_module(

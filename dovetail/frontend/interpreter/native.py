@@ -241,8 +241,7 @@ class NativeCalls(TracingInterpreter):
 
     def call_torch(self, function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         given = (*args, *kwargs.values())
-        kind = kind_among(given)
-        if kind is not None:
+        if (kind := kind_among(given)) is not None:
             found = kind.call(self, function, args, kwargs)
             if found is not NotImplemented:
                 return found
@@ -343,8 +342,7 @@ class NativeCalls(TracingInterpreter):
     def _call_bound(self, owner: Any, function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """A method of an object of a builtin class that is no list, dictionary or set."""
         name = function.__name__
-        handler = rule.get(type(owner).__dict__.get(name, object.__dict__.get(name)))
-        if handler is not None:
+        if (handler := rule.get(type(owner).__dict__.get(name, object.__dict__.get(name)))) is not None:
             return handler(self, (owner, *args), kwargs)
         if isinstance(owner, tuple) and not kwargs and 0 < len(args) <= SEARCHES.get(name, 0):
             return self.search(owner, name, args)

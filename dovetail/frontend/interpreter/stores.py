@@ -40,7 +40,7 @@ class Stores(LookupGuards):
             raise Break(f"{name} of {getattr(target, '__name__', target)} is set", "do this outside of the function")
         else:
             setter, _ = class_attribute(type(target), "__setattr__")
-            if not isinstance(setter, types.FunctionType):
+            if not isinstance(setter, types.FunctionType) and getattr(setter, "__name__", "") == "__setattr__":
                 self.store_default_attribute(target, name, value)
             elif setter is torch.nn.Module.__setattr__ and _is_plain_module_store(target, name, value):
                 self._store_instance(target, name, value)
@@ -114,8 +114,7 @@ class Stores(LookupGuards):
         is_plain = is_plain and not isinstance(target, (torch.Tensor, types.ModuleType, types.FunctionType))
         if attributes is None or name not in attributes or hasattr(type(found), "__delete__") or not is_plain:
             raise Break(f"the attribute {name} of a {type(target).__name__} is deleted")
-        source = self.values.source_of(target)
-        if source is not None:
+        if (source := self.values.source_of(target)) is not None:
             own, before = InstanceDictSource(source), self.effects.before(attributes)
             self.values.note(attributes, own)
             if name in before:
