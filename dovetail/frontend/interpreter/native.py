@@ -156,8 +156,9 @@ class NativeCalls(TracingInterpreter):
         owners = (owner,) if isinstance(owner, (slice, tuple, deque)) else ()
         without = HASHING if function in COMPARING else frozenset()
         codes = callback_codes((*owners, *args, *kwargs.values()), without)
-        if isinstance(function, enum.EnumMeta) and is_user_function(missing := function._missing_.__func__):
-            codes[missing.__code__] = f"{function.__name__}._missing_"
+        missing: Any = class_attribute(function, "_missing_")[0] if isinstance(function, enum.EnumMeta) else None
+        if missing is not None and is_user_function(missing.__func__):
+            codes[missing.__func__.__code__] = f"{function.__name__}._missing_"
         return codes
 
     def _check_sizes(self, function: Any) -> None:
@@ -352,10 +353,8 @@ class NativeCalls(TracingInterpreter):
             return self.native(function, args, kwargs)
         if isinstance(owner, LOCKS) and name in ("__enter__", "acquire"):
             raise LockTaken("a lock is taken at every call", "take it outside of the function")
-        raise Break(
-            f"{type(owner).__qualname__}.{name} may read or change state that nobody guards",
-            "call it outside of the function",
-        )
+        what = f"{type(owner).__qualname__}.{name} may read or change state that nobody guards"
+        raise Break(what, "call it outside of the function")
 
     def _call_builtin(self, function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """A builtin function or class."""
