@@ -150,11 +150,11 @@ def _bound_method(value: Any) -> tuple[Any, ...]:
 
 def native_method(value: Any) -> tuple[Any, tuple[Any, ...]]:
     """The function that binds a native method again, and its arguments: the object first."""
-    owner, name, kinds = value.__self__, value.__name__, (types.MethodDescriptorType, types.WrapperDescriptorType)
-    found = (item for kind in type(owner).__mro__ if isinstance(item := vars(kind).get(name), kinds))
+    owner, name = value.__self__, value.__name__
+    found = [vars(kind)[name] for kind in type(owner).__mro__ if name in vars(kind)]
+    native = next((item for item in found if type(item) is not types.FunctionType), None)
     # A class that derives from a native one may have a method of this name in front of it.
-    own = next((item for item in found if item.__get__(owner) == value), None)
-    return (getattr, (owner, name)) if own is None else (own.__get__, (owner,))
+    return (getattr, (owner, name)) if native is None or native is found[0] else (native.__get__, (owner,))
 
 
 MADE_BY_CALL: dict[type, Callable[[Any], tuple[Any, ...]]] = {
