@@ -148,12 +148,19 @@ def _bound_method(value: Any) -> tuple[Any, ...]:
     return types.MethodType, (value.__func__, value.__self__)
 
 
+def native_method(value: Any) -> tuple[Any, tuple[Any, ...]]:
+    """The function that binds a native method again, and its arguments: the object first."""
+    owner, name = value.__self__, value.__name__
+    found = [vars(kind)[name] for kind in type(owner).__mro__ if name in vars(kind)]
+    native = next((item for item in found if type(item) is not types.FunctionType), None)
+    # A class that derives from a native one may have a method of this name in front of it.
+    return (getattr, (owner, name)) if native is None or native is found[0] else (native.__get__, (owner,))
+
+
 MADE_BY_CALL: dict[type, Callable[[Any], tuple[Any, ...]]] = {
     **dict.fromkeys(ITERATOR_TYPES, _iterator),
     types.MethodType: _bound_method,
-    **dict.fromkeys(
-        (types.BuiltinFunctionType, types.MethodWrapperType), lambda value: (getattr, (value.__self__, value.__name__))
-    ),
+    **dict.fromkeys((types.BuiltinFunctionType, types.MethodWrapperType), native_method),
     slice: lambda value: (slice, (value.start, value.stop, value.step)),
     torch.Size: lambda value: (torch.Size, (tuple(value),)),
     super: lambda value: (super, (value.__thisclass__, value.__self__)),
@@ -199,6 +206,7 @@ class RecipeBuilder:
         self._numbers: dict[int, int] = {}
         self._alive: list[Any] = []
         self._unfinished: set[int] = set()
+        self._owners: dict[int, int] = {}
 
     def build(self, value: Any) -> Recipe:
         """The recipe of a value; raises :class:`CaptureError` for an object that cannot be built again."""
@@ -217,7 +225,9 @@ class RecipeBuilder:
             return ConstantItem(shown_part(value))
         if kind is types.FrameType and is_shown_frame(value):
             return ConstantItem(value)
-        number = self._number(value)
+        number, owner = self._number(value), self._owners.get(id(value))
+        if owner is not None:
+            return CallItem(ConstantItem(vars), (SharedItem(owner),), number, None)
         call = _made_by_call(value, kind)
         if call is not None:
             return self._call(number, *call)
@@ -290,6 +300,9 @@ class RecipeBuilder:
         elif isinstance(value, (torch.nn.Module, types.GeneratorType, types.FrameType, type)):
             raise _refusal(value)
         own = object.__getattribute__(value, "__dict__") if kind.__dictoffset__ else None
+        if id(own) in self._numbers:
+            raise _refusal(value)
+        self._owners[id(own)] = number
         attributes = [(name, self.build(item)) for name, item in own.items()] if isinstance(own, dict) else []
         for name, item, is_shadowed in _slots(value):
             if is_shadowed:

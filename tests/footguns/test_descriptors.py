@@ -203,6 +203,67 @@ def function(x):
     a = A()
     return x * a.f() + A.added * 0 + isinstance(A, Meta)
 """,
+    "a property of a class of its own gives something else": """
+class Scale: k = 2
+class Scaled(property):
+    def __get__(self, o, t=None): return self if o is None else super().__get__(o, t) * Scale.k
+class A:
+    n = 3
+    @Scaled
+    def k(self): return self.n
+a = A()
+def change(i):
+    if i == 1: Scale.k = 5
+    if i == 2: A.n = 4
+    if i == 3: A.k = Scaled(lambda self: 7)
+def function(x): return x * a.k
+""",
+    "a property of the class": """
+class OfClass(property):
+    def __get__(self, o, t=None): return self.fget(t)
+class A:
+    n = 3
+    @OfClass
+    def k(cls): return len(cls.__name__) * cls.n
+class Longer(A): n = 2
+a = Longer()
+def change(i):
+    if i == 1: A.n = 5
+    if i == 2: Longer.n = 4
+def function(x): return x * a.k + A.k
+""",
+    "a property of a class of its own sets something else": """
+class Doubling(property):
+    def __set__(self, o, v): o.__dict__["_d"] = v * 2
+class A:
+    @Doubling
+    def d(self): return self._d
+    @d.setter
+    def d(self, v): self._d = v
+a = A()
+def change(i): pass
+def function(x):
+    a.d = 3
+    return x * a.d
+""",
+    "a static and a class method of classes of their own": """
+class Scale: k = 2
+class Static(staticmethod):
+    def __get__(self, o, t=None): return lambda x: super(Static, self).__get__(o, t)(x) * Scale.k
+class OfClass(classmethod):
+    def __get__(self, o, t=None): return super().__get__(o, t)
+class A:
+    n = 3
+    @Static
+    def s(x): return x * 2
+    @OfClass
+    def c(cls, x): return x * cls.n
+a = A()
+def change(i):
+    if i == 1: Scale.k = 5
+    if i == 2: A.n = 4
+def function(x): return a.s(x) + A.s(x) + a.c(x) + A.c(x)
+""",
 }
 
 

@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 import torch
+from torch.utils._python_dispatch import TorchDispatchMode
 
 import dovetail
 from dovetail.errors import EagerFallbackWarning, GraphBreakError, GraphBreakWarning
@@ -778,3 +779,56 @@ def test_what_such_a_call_raises_is_eagers() -> None:
     compiled = dovetail.compile(torch.nn.functional.gaussian_nll_loss, backend="aten")
     with pytest.raises(ValueError, match="negative entry"):
         compiled(x(), x().detach(), -torch.ones(2, 3))
+
+
+def _has_a_number(a: torch.Tensor) -> Any:
+    return a * 2, 3 in a, a + 1
+
+
+def _has_an_item(a: torch.Tensor) -> Any:
+    return a * 2, a[0] in a, a + 1
+
+
+def _branches_on_it(a: torch.Tensor) -> Any:
+    b = a * 2
+    return b.sin() if 4 in b else b.cos()
+
+
+@pytest.mark.parametrize("function", [_has_a_number, _has_an_item, _branches_on_it])
+def test_a_search_in_a_tensor_breaks_the_graph(function: Callable[..., Any]) -> None:
+    compiled = dovetail.compile(function, backend="aten")
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        for a in (torch.tensor([1.0, 2.0]), torch.tensor([1.0, 3.0]), torch.tensor([0.0])):
+            same(function(a), compiled(a))
+    assert {item.category for item in caught} == {GraphBreakWarning}
+
+
+class Tripled(TorchDispatchMode):
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        return func(*args, **(kwargs or {})) * 3
+
+
+def _exchanged(a: torch.Tensor) -> Any:
+    return a.sin(), torch.from_dlpack(a.cos().detach()) + 1
+
+
+def _applied(a: torch.Tensor) -> Any:
+    b = a.sin()
+    return b, b.detach().clone().apply_(lambda item: item * 2)
+
+
+def _in_a_mode(a: torch.Tensor) -> Any:
+    with Tripled():
+        return torch.sin(a.detach()) + 1
+
+
+@pytest.mark.parametrize("function", [_exchanged, _applied, _in_a_mode])
+def test_a_reason_is_given_that_is_no_error_of_torch(function: Callable[..., Any]) -> None:
+    compiled = dovetail.compile(function, backend="aten")
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        for _ in range(2):
+            same(function(x()), compiled(x()))
+    assert caught
+    assert not [item for item in caught if "capture failed" in str(item.message)]

@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 import pytest
 import torch
 
+import dovetail
 from dovetail.errors import UnbuildableError
 from dovetail.guards import ArgumentSource
 from dovetail.runtime.effects import EffectRecipe
@@ -268,3 +269,60 @@ def test_what_an_effect_and_the_result_share_stays_shared() -> None:
     target = Plain()
     result = run(effect, target, builder.build((value,)))
     assert result[0] is target.value
+
+
+class Anything:
+    """An object with any attributes."""
+
+
+class Deletes:
+    def __delattr__(self, name: str) -> None:
+        object.__delattr__(self, name)
+
+
+def _both(x: torch.Tensor) -> Any:
+    made = Anything()
+    made.first = x  # type: ignore[attr-defined]
+    return made, made.__dict__
+
+
+def _dictionary_first(x: torch.Tensor) -> Any:
+    made = Anything()
+    made.first = x  # type: ignore[attr-defined]
+    return made.__dict__, made
+
+
+def _inside_itself(x: torch.Tensor) -> Any:
+    made = Anything()
+    made.own = made.__dict__  # type: ignore[attr-defined]
+    return made, made.__dict__
+
+
+def _written_behind_a_break(x: torch.Tensor) -> Any:
+    made = Anything()
+    attributes = vars(made)
+    print(end="")
+    attributes["first"] = x * 2
+    return made, attributes
+
+
+def _deleted_behind_a_break(x: torch.Tensor) -> Any:
+    made = Deletes()
+    made.first, made.second = 1, x  # type: ignore[attr-defined]
+    attributes = made.__dict__
+    del made.first  # type: ignore[attr-defined]
+    return made, attributes
+
+
+@pytest.mark.parametrize(
+    "function", [_both, _dictionary_first, _inside_itself, _written_behind_a_break, _deleted_behind_a_break]
+)
+@pytest.mark.usefixtures("quiet")
+def test_the_dictionary_of_an_object_is_its_own(function: Any) -> None:
+    compiled = dovetail.compile(function, backend="aten")
+    for _ in range(2):
+        for run in (function, compiled):
+            made, attributes = sorted(run(torch.ones(2)), key=lambda item: isinstance(item, dict))
+            assert vars(made) is attributes
+            expected = [*vars(next(item for item in function(torch.ones(2)) if not isinstance(item, dict)))]
+            assert list(attributes) == expected

@@ -276,8 +276,7 @@ class EffectJournal:
     def append(self, container: Any, value: Any) -> None:
         """``container.append(value)`` on a list or deque, without reading it: a history may grow from call to call."""
         self._check_open(container)
-        source = self._source_of(container)
-        if source is not None:
+        if (source := self._source_of(container)) is not None:
             self.writes += 1
             found = self._written.get(id(container)) or WrittenSequence(container, source, is_appended=True)
             self._written[id(container)] = found
@@ -292,8 +291,7 @@ class EffectJournal:
         if found is not None:
             self._settle(found)
         else:
-            source = self._source_of(container)
-            if source is None:
+            if (source := self._source_of(container)) is None:
                 return None
             found = self._written[id(container)] = _copied(container, source)
         self.writes += 1

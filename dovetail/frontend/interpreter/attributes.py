@@ -96,8 +96,7 @@ class Attributes(LookupGuards):
 
     def _load_tensor_attribute(self, target: torch.Tensor, name: str) -> Any:
         traced = self.trace.input_of(target)
-        handler = attribute_rule.get(name)
-        if handler is not None:
+        if (handler := attribute_rule.get(name)) is not None:
             found = handler(self, target, name)
             if found is not NotImplemented:
                 return found
@@ -303,7 +302,7 @@ class Attributes(LookupGuards):
             return self.load_attribute(self.load_attribute(target, "_orig_mod"), name)
         if fallback is torch.nn.Module.__getattr__:
             raise self._no_attribute(target, name)
-        if isinstance(fallback, types.FunctionType):
+        if isinstance(fallback, (types.FunctionType, types.MethodDescriptorType, types.WrapperDescriptorType)):
             return self.call(fallback, (target, name), {})
         return self.values.wrap(getattr(target, name))
 
@@ -324,6 +323,8 @@ class Attributes(LookupGuards):
         self.guard_class_item(owner, name, found)
         if isinstance(found, types.FunctionType):
             return types.MethodType(found, target)
+        if python_descriptor(found, "__get__") is not None:
+            return self.call_descriptor("__get__", owner, name, found, target, type(target))
         if isinstance(found, property):
             if found.fget is None:
                 return values.wrap(found.__get__(target, type(target)))
@@ -336,20 +337,18 @@ class Attributes(LookupGuards):
             # A field of a named tuple: the item has a source of its own.
             position = found.__reduce__()[1][0]
             return values.read(tuple.__getitem__(target, position), values.item_source(target, position))
-        if python_descriptor(found, "__get__") is not None:
-            return self.call_descriptor("__get__", owner, name, found, target, type(target))
         if hasattr(type(found), "__get__"):
             return values.wrap(found.__get__(target, type(target)))
         return self._load_class_data(owner, name, found)
 
     def _bind_to_class(self, found: Any, owner: type, kind: type, name: str) -> Any:
         """A static or class method, or a descriptor written in Python, that is read on a class; :data:`MISSING` for all else."""
+        if python_descriptor(found, "__get__") is not None:
+            return self.call_descriptor("__get__", owner, name, found, None, kind)
         if isinstance(found, staticmethod):
             return self.part_on_class(owner, name, found, "__func__")
         if isinstance(found, classmethod):
             return types.MethodType(self.part_on_class(owner, name, found, "__func__"), kind)
-        if python_descriptor(found, "__get__") is not None:
-            return self.call_descriptor("__get__", owner, name, found, None, kind)
         return MISSING
 
     def _load_slot(self, found: Any, target: Any, name: str) -> Any:

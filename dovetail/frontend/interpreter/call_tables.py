@@ -61,7 +61,7 @@ IMPURE_TORCH = frozenset(
 LOCKS = (type(threading.Lock()), type(threading.RLock()))
 # Methods of a tensor that hand out its memory or its values.
 _ADDRESSES = ("data_ptr", "const_data_ptr", "storage", "untyped_storage", "_typed_storage")
-DATA_METHODS = frozenset((*_ADDRESSES, "numpy", "tolist", "__array__", "__dlpack__"))
+DATA_METHODS = frozenset((*_ADDRESSES, "numpy", "tolist", "__array__", "__dlpack__", "from_dlpack", "apply_", "map_"))
 # Functions that give a symbolic number for a symbolic number.
 SYMBOLIC_FUNCTIONS = frozenset({math.floor, math.ceil, math.trunc, operator.index, slice})
 # Methods of lists, dictionaries and sets that write.
@@ -77,11 +77,11 @@ WRITERS = frozenset(
 SEARCHES, LOOKUPS = {"count": 1, "index": 3, "remove": 1}, {"get": 2, "__getitem__": 1, "__contains__": 1}
 # Functions that compare what they are given, or its items, by ``==`` or by hash.
 COMPARING = frozenset({itertools.groupby, operator.countOf, operator.indexOf, dict.fromkeys})
+# Functions that compare, keep or describe the functions they are given, and call none of them; rules add more.
+LOOKING: set[Any] = {operator.is_, operator.is_not, operator.eq, operator.ne}
+LOOKING |= {operator.contains, operator.countOf, operator.indexOf}
 NATIVE_CALLABLES = (
-    types.BuiltinFunctionType,
-    types.MethodDescriptorType,
-    types.WrapperDescriptorType,
-    types.MethodWrapperType,
+    *(types.BuiltinFunctionType, types.MethodDescriptorType, types.WrapperDescriptorType, types.MethodWrapperType),
     types.ClassMethodDescriptorType,
 )
 

@@ -40,7 +40,7 @@ from dovetail.torch_private import calls as private_calls
 from dovetail.torch_private import operators as private_operators
 from dovetail.torch_private import sizes as private_sizes
 
-_WITH_RULES = (types.BuiltinFunctionType, type, types.FunctionType)
+_WITH_RULES = (types.BuiltinFunctionType, type, types.FunctionType, types.MethodDescriptorType)
 _MODULE_CALL = torch.nn.Module.__call__
 _OPERATORS = (private_operators.OpOverload, private_operators.OpOverloadPacket)
 
@@ -73,8 +73,7 @@ class Calls(TracingInterpreter):
             return self.call_class(function, args, kwargs)
         if isinstance(function, NATIVE_CALLABLES):
             return self.call_native(function, args, kwargs)
-        handler = callable_rule.get(kind)
-        if handler is not None:
+        if (handler := callable_rule.get(kind)) is not None:
             return handler(self, function, args, kwargs)
         return self._call_object(function, args, kwargs, direct)
 
@@ -106,8 +105,7 @@ class Calls(TracingInterpreter):
 
     def _call_method(self, method: Any, args: tuple[Any, ...], kwargs: dict[str, Any], direct: bool) -> Any:
         owner = method.__self__
-        source = self.values.source_of(method)
-        if source is not None:
+        if (source := self.values.source_of(method)) is not None:
             self.values.guard(
                 AttributeSource(source, "__func__"), Identity(method.__func__), f"{source.name} was called"
             )
@@ -138,8 +136,7 @@ class Calls(TracingInterpreter):
         if caller is MISSING:
             raise TypeError(f"{self.call(type, (function,), {}).__name__!r} object is not callable")
         if kind.__module__ in ("typing", "types"):
-            source = self.values.source_of(function)
-            if source is not None:
+            if (source := self.values.source_of(function)) is not None:
                 self.values.guard(source, Identity(function), f"{source.name} was called")
             return self.call_native(function, args, kwargs)
         raise Break(f"a {kind.__module__}.{kind.__qualname__} object is called", "call it outside of the function")
@@ -163,6 +160,10 @@ class Calls(TracingInterpreter):
             self.guard_class_item(owner, "__call__", caller)
         if caller is not _MODULE_CALL and not private_calls.is_graph_module_call(module, caller):
             return self.call(types.MethodType(caller, module), args, kwargs, direct)
+        inside, owner = class_attribute(type(module), "_call_impl")
+        if owner is not torch.nn.Module and owner is not None:
+            self.guard_class_item(owner, "_call_impl", inside)
+            return self.call(types.MethodType(inside, module), args, kwargs, direct)
         return self.call_plain_module(module, args, kwargs, direct)
 
     def call_plain_module(
@@ -177,8 +178,7 @@ class Calls(TracingInterpreter):
             raise Break("a module has backward hooks", "register the hooks on tensors, or run this module outside")
         if any(everywhere.values()) or attributes.get("_forward_hooks") or attributes.get("_forward_pre_hooks"):
             return self.run_function(private_calls.module_call_with_hooks(), (module, *args), kwargs, direct)
-        source = self.values.source_of(module)
-        if source is not None:
+        if (source := self.values.source_of(module)) is not None:
             self.values.guard(InstanceDictSource(source), NoHooks(), f"{source.name} has no hooks")
         return self.call(self.load_attribute(module, "forward"), args, kwargs, direct)
 
@@ -196,7 +196,13 @@ class Calls(TracingInterpreter):
     def make_instance(self, kind: type, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         if issubclass(kind, type):
             raise Break("a class is defined", "define the class outside of the function")
-        if isinstance(kind, enum.EnumMeta) or issubclass(kind, BaseException):
+        maker, _ = class_attribute(kind, "__new__")
+        maker = maker.__func__ if isinstance(maker, staticmethod) else maker
+        starter, starter_owner = class_attribute(kind, "__init__")
+        is_made_by_python = isinstance(maker, types.FunctionType) or maker is torch.Tensor.__new__
+        is_started_by_python = isinstance(starter, types.FunctionType)
+        is_native = not is_made_by_python and not is_started_by_python
+        if isinstance(kind, enum.EnumMeta) or (is_native and issubclass(kind, BaseException)):
             return self.call_native(kind, args, kwargs)
         module = kind.__module__ or ""
         check_loading(module)
@@ -204,12 +210,7 @@ class Calls(TracingInterpreter):
             check(kind)
         if runs_natively(module) and not issubclass(kind, torch.nn.Module):
             return self.call_torch(kind, args, kwargs)
-        maker, _ = class_attribute(kind, "__new__")
-        maker = maker.__func__ if isinstance(maker, staticmethod) else maker
-        starter, starter_owner = class_attribute(kind, "__init__")
-        is_made_by_python = isinstance(maker, types.FunctionType) or maker is torch.Tensor.__new__
-        is_started_by_python = isinstance(starter, types.FunctionType)
-        if not is_made_by_python and not is_started_by_python:
+        if is_native:
             is_pure = module in (*PURE_MODULES, "contextlib", "dataclasses") or kind is typing.Any
             if is_pure or starter_owner is object or issubclass(kind, (dict, list, tuple, set)):
                 return self.call_native(kind, args, kwargs)
@@ -221,7 +222,7 @@ class Calls(TracingInterpreter):
         elif maker is object.__new__:
             instance = object.__new__(kind)
         else:
-            immutable = issubclass(kind, (tuple, frozenset, str, int, float))
+            immutable = issubclass(kind, (tuple, frozenset, str, int, float, BaseException))
             build: Any = kind.__new__
             instance = build(kind, *[self.values.for_native(item) for item in args]) if immutable else build(kind)
         if is_made_by_python:

@@ -287,8 +287,7 @@ class Interpreter(Names, Attributes, Stores, Operators, Calls, NativeCalls):
 
     def _mark_exception(self, error: BaseException, traceback: Any, context: BaseException | None) -> None:
         """Raising an exception writes to it, and it may have existed before."""
-        source = self.values.source_of(error)
-        if source is None:
+        if (source := self.values.source_of(error)) is None:
             error.__traceback__, error.__context__ = traceback, context
             return
         self.effects.set_attribute(error, "__traceback__", traceback, source)

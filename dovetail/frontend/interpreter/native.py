@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import enum
 import functools
 import operator
 import re
@@ -21,6 +22,7 @@ from dovetail.frontend.interpreter.call_tables import (
     IMPURE_BUILTINS,
     IMPURE_TORCH,
     LOCKS,
+    LOOKING,
     PURE_MODULES,
     SEARCHES,
     SYMBOLIC_FUNCTIONS,
@@ -29,11 +31,12 @@ from dovetail.frontend.interpreter.call_tables import (
 from dovetail.frontend.interpreter.callbacks import callback_codes, watched
 from dovetail.frontend.interpreter.containers import HASHING
 from dovetail.frontend.interpreter.lookup import class_attribute
-from dovetail.frontend.interpreter.opaque import check_opaque, check_shown
+from dovetail.frontend.interpreter.opaque import check_opaque, check_shown, hides_state
 from dovetail.frontend.interpreter.operators import IN_PLACE
 from dovetail.frontend.interpreter.user_code import is_user_function
 from dovetail.frontend.protocol import TracingInterpreter
 from dovetail.frontend.rules import (
+    content_of,
     data_rule,
     error_rule,
     keyword_rule,
@@ -108,13 +111,14 @@ class NativeCalls(TracingInterpreter):
     def _run(self, function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         trace = self.trace
         trace.note_line()
-        data_symbols, recorded = trace.data_symbols() if trace.settings.one_graph else set(), len(trace.graph.nodes)
+        data_symbols, recorded = trace.data_symbols(), len(trace.graph.nodes)
         owner = getattr(function, "__self__", None)
         try:
             with watched(function, self._callbacks(function, owner, args, kwargs)):
                 runner = native_rule.get(getattr(function, "__module__", None))
                 result = function(*args, **kwargs) if runner is None else runner(self, function, args, kwargs)
         except private_tracing.DATA_DEPENDENT_ERRORS as error:
+            trace.forgive_data_symbols(data_symbols)
             if not trace.settings.one_graph or not is_tensor_method(function, args):
                 raise Break(
                     f"{_name(function)} needs the values of a tensor ({type(error).__name__})",
@@ -131,6 +135,7 @@ class NativeCalls(TracingInterpreter):
                 native_errors.mark_native(error)
             if is_independent or not private_tracing.needs_real_data(error):
                 raise
+            trace.forgive_data_symbols(data_symbols)
             if not trace.settings.one_graph:
                 raise Break(f"{_name(function)} needs the values of a tensor", "do this outside") from error
         except (AssertionError, IndexError, TypeError, ValueError) as error:
@@ -142,7 +147,6 @@ class NativeCalls(TracingInterpreter):
             raise
         else:
             return result
-        trace.forgive_data_symbols(data_symbols)
         for whole in data_rule:
             if (found := whole(self, function, args, kwargs)) is not NotImplemented:
                 return found
@@ -151,7 +155,11 @@ class NativeCalls(TracingInterpreter):
     def _callbacks(self, function: Any, owner: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         owners = (owner,) if isinstance(owner, (slice, tuple, deque)) else ()
         without = HASHING if function in COMPARING else frozenset()
-        return callback_codes((*owners, *args, *kwargs.values()), without)
+        codes = callback_codes((*owners, *args, *kwargs.values()), without)
+        missing: Any = class_attribute(function, "_missing_")[0] if isinstance(function, enum.EnumMeta) else None
+        if missing is not None and is_user_function(missing.__func__):
+            codes[missing.__func__.__code__] = f"{function.__name__}._missing_"
+        return codes
 
     def _check_sizes(self, function: Any) -> None:
         data_sizes = self.trace.settings.shapes.data_sizes
@@ -167,7 +175,7 @@ class NativeCalls(TracingInterpreter):
     def _arguments(
         self, function: Any, args: tuple[Any, ...], kwargs: dict[str, Any], hands_on: bool
     ) -> tuple[tuple[Any, ...], dict[str, Any]]:
-        if hands_on:
+        if hands_on or function in LOOKING:
             given = [item if callable(item) else self.native_argument(item) for item in (*args, *kwargs.values())]
             return tuple(given[: len(args)]), dict(zip(kwargs, given[len(args) :], strict=True))
         if isinstance(function, (type, types.BuiltinFunctionType)):
@@ -234,8 +242,7 @@ class NativeCalls(TracingInterpreter):
 
     def call_torch(self, function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         given = (*args, *kwargs.values())
-        kind = kind_among(given)
-        if kind is not None:
+        if (kind := kind_among(given)) is not None:
             found = kind.call(self, function, args, kwargs)
             if found is not NotImplemented:
                 return found
@@ -312,13 +319,17 @@ class NativeCalls(TracingInterpreter):
                 return found
         if name == "__get__" and type(owner) is types.FunctionType and args:
             return owner if args[0] is None else types.MethodType(owner, args[0])
+        if name == "__get__" and isinstance(owner, property) and args and args[0] is not None:
+            return self.call(self.load_attribute(owner, "fget"), args[:1], {})
         self._check_slot(owner, name)
         return self.native(function, args, kwargs)
 
     def _check_slot(self, owner: Any, name: str) -> None:
-        if name in _WRITING_SLOTS and self.values.source_of(owner) is not None and not is_leaf_value(owner):
-            what = f"{type(owner).__qualname__}.{name} writes to an object that existed before the call"
-            raise Break(what, "call it outside of the function")
+        writes = name in _WRITING_SLOTS
+        hides = hides_state(owner) and not isinstance(owner, _IMMUTABLE) and content_of(owner) is None
+        if (writes or hides) and self.values.source_of(owner) is not None and not is_leaf_value(owner):
+            what = "writes to an object that existed before the call" if writes else "may read state that nobody guards"
+            raise Break(f"{type(owner).__qualname__}.{name} {what}", "call it outside of the function")
 
     def _call_slot_of_object(self, owner: Any, name: str, args: Any) -> Any:
         """``object.__setattr__``, ``__getattribute__`` or ``__init__``; NotImplemented for other special methods."""
@@ -332,8 +343,7 @@ class NativeCalls(TracingInterpreter):
     def _call_bound(self, owner: Any, function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """A method of an object of a builtin class that is no list, dictionary or set."""
         name = function.__name__
-        handler = rule.get(type(owner).__dict__.get(name, object.__dict__.get(name)))
-        if handler is not None:
+        if (handler := rule.get(type(owner).__dict__.get(name, object.__dict__.get(name)))) is not None:
             return handler(self, (owner, *args), kwargs)
         if isinstance(owner, tuple) and not kwargs and 0 < len(args) <= SEARCHES.get(name, 0):
             return self.search(owner, name, args)
@@ -343,15 +353,14 @@ class NativeCalls(TracingInterpreter):
             return self.native(function, args, kwargs)
         if isinstance(owner, LOCKS) and name in ("__enter__", "acquire"):
             raise LockTaken("a lock is taken at every call", "take it outside of the function")
-        raise Break(
-            f"{type(owner).__qualname__}.{name} may read or change state that nobody guards",
-            "call it outside of the function",
-        )
+        what = f"{type(owner).__qualname__}.{name} may read or change state that nobody guards"
+        raise Break(what, "call it outside of the function")
 
     def _call_builtin(self, function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """A builtin function or class."""
         owner = getattr(function, "__self__", None)
-        known = rule.get(class_attribute(owner, function.__name__)[0]) if isinstance(owner, type) else None
+        kinds = (owner, type(owner)) if isinstance(owner, type) else ()
+        known = next(filter(None, (rule.get(class_attribute(kind, function.__name__)[0]) for kind in kinds)), None)
         if known is not None:
             return known(self, (owner, *args), kwargs)
         reason = IMPURE_BUILTINS.get(function) if isinstance(function, types.BuiltinFunctionType) else None

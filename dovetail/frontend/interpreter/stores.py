@@ -40,7 +40,7 @@ class Stores(LookupGuards):
             raise Break(f"{name} of {getattr(target, '__name__', target)} is set", "do this outside of the function")
         else:
             setter, _ = class_attribute(type(target), "__setattr__")
-            if not isinstance(setter, types.FunctionType):
+            if not isinstance(setter, types.FunctionType) and getattr(setter, "__name__", "") == "__setattr__":
                 self.store_default_attribute(target, name, value)
             elif setter is torch.nn.Module.__setattr__ and _is_plain_module_store(target, name, value):
                 self._store_instance(target, name, value)
@@ -75,7 +75,7 @@ class Stores(LookupGuards):
 
     def store_default_attribute(self, target: Any, name: str, value: Any) -> None:
         found, owner = class_attribute(type(target), name)
-        if isinstance(found, property):
+        if isinstance(found, property) and python_descriptor(found, "__set__") is None:
             if found.fset is None:
                 # Raises, in words that depend on how the property was made.
                 found.__set__(target, None)
@@ -114,8 +114,7 @@ class Stores(LookupGuards):
         is_plain = is_plain and not isinstance(target, (torch.Tensor, types.ModuleType, types.FunctionType))
         if attributes is None or name not in attributes or hasattr(type(found), "__delete__") or not is_plain:
             raise Break(f"the attribute {name} of a {type(target).__name__} is deleted")
-        source = self.values.source_of(target)
-        if source is not None:
+        if (source := self.values.source_of(target)) is not None:
             own, before = InstanceDictSource(source), self.effects.before(attributes)
             self.values.note(attributes, own)
             if name in before:

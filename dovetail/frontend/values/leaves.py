@@ -23,21 +23,17 @@ LEAF_TYPES: frozenset[type] = frozenset(
 #: Native objects that keep a function where nobody can read it: one that the program makes leads to the interpreter.
 HOLDING_FUNCTIONS = (functools._lru_cache_wrapper, type(functools.cmp_to_key(operator.sub)))
 IDENTITY_TYPES = (
-    types.FunctionType,
-    types.BuiltinFunctionType,
-    types.MethodDescriptorType,
-    types.WrapperDescriptorType,
-    types.MethodWrapperType,
-    types.ModuleType,
-    types.CodeType,
-    *HOLDING_FUNCTIONS,
-    type,
-    private_operators.OpOverload,
+    *(type, types.FunctionType, types.BuiltinFunctionType, types.ModuleType, types.CodeType, *HOLDING_FUNCTIONS),
+    *(
+        types.MethodDescriptorType,
+        types.WrapperDescriptorType,
+        types.ClassMethodDescriptorType,
+        types.MethodWrapperType,
+    ),
+    *(types.GetSetDescriptorType, types.MemberDescriptorType),
+    *(private_operators.OpOverload, private_operators.OpOverloadPacket),
     # Immutable, and what native code makes of them depends on all that they hold.
-    re.Pattern,
-    re.Match,
-    types.GenericAlias,
-    types.UnionType,
+    *(re.Pattern, re.Match, types.GenericAlias, types.UnionType),
 )
 TRUSTED_PREFIXES = (
     *("torch", "builtins", "math", "operator", "functools", "itertools", "collections", "contextlib", "typing"),

@@ -56,7 +56,7 @@ from dovetail.guards import (
     TypeIs,
 )
 from dovetail.guards.reading import plain_items, plain_keys, plain_length, read_item
-from dovetail.runtime.recipe_builder import plain_content
+from dovetail.runtime.recipe_builder import interpreted_of, native_method, plain_content
 from dovetail.torch_private import calls as private_calls
 from dovetail.torch_private import state as private_state
 from dovetail.torch_private import tensors as private_tensors
@@ -133,8 +133,7 @@ class Values:
 
     def pin(self, value: Any, display: str) -> Source:
         """A source for an object that the entry holds on to: a globals dictionary, a class, a function."""
-        source = self.source_of(value)
-        if source is not None:
+        if (source := self.source_of(value)) is not None:
             return source
         pinned = self._pins.get(id(value))
         if pinned is None:
@@ -210,9 +209,9 @@ class Values:
             raise impostor_break(value)
         if isinstance(value, torch.Tensor):
             return self._read_tensor(value, source)
-        if source is None:
-            return value
         kind = type(value)
+        if source is None:
+            return interpreted_of(value) if kind is types.FunctionType else value
         if not plain:
             if kind is int or kind is float:
                 is_argument = isinstance(source, (ArgumentSource, KeywordSource))
@@ -233,7 +232,8 @@ class Values:
             # A new object at each look-up: what it is bound to, and its name, say all.
             self.guard(source, TypeIs(kind), f"{source.name} was read")
             self.guard(AttributeSource(source, "__name__"), Equals(value.__name__), f"{source.name} was read")
-            return getattr(self.read(value.__self__, AttributeSource(source, "__self__")), value.__name__)
+            bind, (owner, *name) = native_method(value)
+            return bind(self.read(owner, AttributeSource(source, "__self__")), *name)
         is_users = isinstance(value, types.FunctionType) and not runs_natively(value.__globals__.get("__name__") or "")
         if is_users and self.trace.changes(("function", source.name), weakref.ref(value)):
             return self.read_closure(value, source)
@@ -246,8 +246,7 @@ class Values:
 
     def read_closure(self, value: types.FunctionType, source: Source) -> Any:
         """A function that is another object at each call: its code and globals are guarded in the place of its identity."""
-        known = self.source_of(value)
-        if known is not None and known != source:
+        if (known := self.source_of(value)) is not None and known != source:
             self.guard(source, SameObject((known,)), f"{source.name} and {known.name} are one object")
             return value
         self.guard(source, TypeIs(types.FunctionType), f"{source.name} was read")
@@ -355,11 +354,10 @@ class Values:
             for key, item in enumerate(value) if kind is list else value.items():
                 if isinstance(item, torch.Tensor) and not private_tensors.is_traced(item):
                     value[key] = self.wrap(item)
-        return value
+        return interpreted_of(value) if kind is types.FunctionType else value
 
     def _known_tensor(self, value: torch.Tensor) -> Any:
-        known = self.trace.known(value)
-        if known is not None:
+        if (known := self.trace.known(value)) is not None:
             return known.value
         if id(value) in self._stand_ins:
             return self._stand_ins[id(value)].value

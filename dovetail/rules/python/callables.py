@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import inspect
 import logging
 import operator
 import types
@@ -15,9 +16,9 @@ import torch
 
 from dovetail.errors import UnbuildableError
 from dovetail.frontend.code.frame import Break, LetGo
-from dovetail.frontend.interpreter.call_tables import runs_natively
+from dovetail.frontend.interpreter.call_tables import LOOKING, runs_natively
 from dovetail.frontend.protocol import TracingInterpreter
-from dovetail.frontend.rules import Arguments, Keywords, callable_rule, rule, wrapper_rule
+from dovetail.frontend.rules import Arguments, Keywords, callable_rule, called_rule, rule, wrapper_rule
 from dovetail.frontend.values.leaves import is_leaf_value, plain_numbers
 from dovetail.guards import Answers, ComputedSource, Identity
 from dovetail.runtime.recipe_builder import MADE_BY_CALL, interpreted_of
@@ -25,6 +26,12 @@ from dovetail.torch_private import libraries as private_libraries
 from dovetail.torch_private import sizes as private_sizes
 from dovetail.torch_private import tracing as private_tracing
 from dovetail.torch_private import trees as private_trees
+
+LOOKING.update(
+    (types.SimpleNamespace, weakref.ref), filter(inspect.isfunction, map(vars(inspect).get, inspect.__all__))
+)
+# These call a function that they are given.
+LOOKING.difference_update((inspect.getmembers, inspect.unwrap, vars(inspect).get("getmembers_static")))
 
 
 def _referent(reference: Any) -> Any:
@@ -192,3 +199,14 @@ def _cached(interpreter: TracingInterpreter, function: Any, args: Arguments, kwa
         # The object in the cache itself: what is read from it is guarded.
         return values.read(result, values.pin(result, name))
     raise Break(f"{function.__qualname__} has a cache, and its result is no constant", "call it outside")
+
+
+@called_rule
+def _described(interpreter: TracingInterpreter, function: Any, args: Arguments, kwargs: Keywords, result: Any) -> None:
+    """What ``inspect`` says of a function follows from attributes that the program may set."""
+    values = interpreter.values
+    for item in (*args, *kwargs.values()) if function in LOOKING else ():
+        inner = item.__func__ if type(item) is types.MethodType else item
+        if type(inner) is types.FunctionType and values.source_of(inner) is not None:
+            for name in ("__code__", "__defaults__", "__kwdefaults__", "__annotations__"):
+                values.whole_deep(interpreter.load_attribute(inner, name))

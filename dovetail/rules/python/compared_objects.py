@@ -17,7 +17,9 @@ from dovetail.frontend.interpreter.containers import HASHING
 from dovetail.frontend.interpreter.lookup import instance_dict
 from dovetail.frontend.interpreter.user_code import is_user_function
 from dovetail.frontend.rules import comparison_rule
+from dovetail.frontend.values.leaves import is_trusted
 
+_WRITING: Final = frozenset({"STORE_ATTR", "STORE_GLOBAL", "STORE_DEREF", "STORE_SUBSCR"})
 #: Kinds of object that keep their meaning for a comparison as long as they have their name.
 _FIXED: Final = (type, types.ModuleType, types.BuiltinFunctionType)
 
@@ -33,7 +35,9 @@ def _refuse_reads(value: Any) -> None:
         if not isinstance(method, types.FunctionType) or not is_user_function(method) or method in seen:
             continue
         seen.add(method)
-        for found in (*_variables(method), *_class_data(kind, method.__code__, held)):
+        if any(item.opname in _WRITING for code in _codes(method.__code__) for item in dis.get_instructions(code)):
+            raise Break(f"{kind.__qualname__} writes when its objects are compared", "compare them outside")
+        for found in (*_variables(kind, method), *_class_data(kind, method.__code__, held)):
             inside = _function_of(found)
             if isinstance(inside, types.FunctionType):
                 waiting.append(inside)
@@ -56,17 +60,30 @@ def _codes(code: types.CodeType) -> Iterator[types.CodeType]:
             yield from _codes(constant)
 
 
-def _variables(function: types.FunctionType) -> Iterator[Any]:
-    """The values of the global variables and of those of closures that a function reads."""
-    yield from (cell.cell_contents for cell in function.__closure__ or () if is_bound(cell))
+def _variables(kind: type, function: types.FunctionType) -> Iterator[Any]:
+    """The values of the global variables and of those of closures that a function reads, and what it reads of classes."""
+    found = [cell.cell_contents for cell in function.__closure__ or () if is_bound(cell)]
     for code in _codes(function.__code__):
         names = {item.argval for item in dis.get_instructions(code) if item.opname == "LOAD_GLOBAL"}
-        yield from (function.__globals__[name] for name in names if name in function.__globals__)
+        found += (function.__globals__[name] for name in names if name in function.__globals__)
+    yield from found
+    for other in found:
+        if isinstance(other, (type, types.ModuleType)) and other not in kind.__mro__:
+            owners = other.__mro__ if isinstance(other, type) else (other,)
+            if is_trusted(other.__module__ if isinstance(other, type) else other.__name__):
+                continue
+            yield from (
+                vars(owner)[name] for owner in owners for name in _names(function.__code__) if name in vars(owner)
+            )
+
+
+def _names(code: types.CodeType) -> set[str]:
+    return {name for inside in _codes(code) for name in inside.co_names}
 
 
 def _class_data(kind: type, code: types.CodeType, held: dict[str, Any]) -> Iterator[Any]:
     """The attributes of the class by the names that code uses, where the object has none of its own."""
-    for name in {name for inside in _codes(code) for name in inside.co_names}:
+    for name in _names(code):
         if name not in held:
             yield from _in_classes(kind, name)
 

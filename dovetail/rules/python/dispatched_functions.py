@@ -1,6 +1,6 @@
-"""``functools.singledispatch`` and ``singledispatchmethod``: which function is called follows from a class, and is guarded.
+"""``functools.singledispatch``, ``singledispatchmethod`` and ``__subclasses__``: what follows from a class is guarded.
 
-Their own code looks it up in a cache of weak references, which nobody could guard.
+Python keeps it in weak references, which nobody could guard; so it is asked for again at each call.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from typing import Any
 
 from dovetail.frontend.protocol import TracingInterpreter
 from dovetail.frontend.rules import Arguments, Instead, Keywords, rule, wrapper_rule
-from dovetail.guards import ComputedSource
+from dovetail.guards import ComputedSource, ItemSource, Length
 
 _DISPATCH: types.CodeType = functools.singledispatch(len).dispatch.__code__  # type: ignore[attr-defined]
 
@@ -38,3 +38,18 @@ def _dispatched(interpreter: TracingInterpreter, args: Arguments, kwargs: Keywor
     values.hold(dispatch)
     source = values.pin(dispatch, "singledispatch")
     return values.read(dispatch(kind), ComputedSource(dispatched, (source, kind), f"dispatch({kind.__qualname__})"))
+
+
+def _subclasses(kind: type) -> tuple[type, ...]:
+    return tuple(type.__subclasses__(kind))
+
+
+@rule(type.__subclasses__)
+def _subclasses_so_far(interpreter: TracingInterpreter, args: Arguments, kwargs: Keywords) -> Any:
+    if kwargs or len(args) != 1 or not isinstance(args[0], type):
+        return interpreter.native(type.__subclasses__, args, kwargs)
+    values, kind = interpreter.values, args[0]
+    name = f"{kind.__qualname__}.__subclasses__()"
+    found, source = _subclasses(kind), ComputedSource(_subclasses, (values.pin(kind, kind.__qualname__),), name)
+    values.guard(source, Length(len(found)), f"{name} was called")
+    return [values.read(item, ItemSource(source, position)) for position, item in enumerate(found)]

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import functools
 import itertools
+import operator
 import types
 from collections.abc import Iterator
 from typing import Any
 
 from dovetail.frontend.interpreter.builtin_rules import WrappingIterator
 from dovetail.frontend.interpreter.call_tables import NATIVE_CALLABLES
+from dovetail.frontend.interpreter.callbacks import callback_codes
 from dovetail.frontend.interpreter.lookup import python_method
 from dovetail.frontend.protocol import TracingInterpreter
 from dovetail.frontend.rules import Arguments, Keywords, rule
@@ -61,8 +63,8 @@ def _gone_through(interpreter: TracingInterpreter, value: Any) -> Any:
     return WrappingIterator(interpreter, _items(interpreter, value))
 
 
-def _calls(function: Any, at: int | None = None) -> None:
-    """A function that calls its argument at this place, and what it is given by keyword."""
+def _calls(function: Any, at: int | None = None, default: Any = None) -> None:
+    """A function that calls its argument at this place (else ``default``), and what it is given by keyword."""
 
     @rule(function)
     def handler(interpreter: TracingInterpreter, args: Arguments, kwargs: Keywords) -> Any:
@@ -71,6 +73,8 @@ def _calls(function: Any, at: int | None = None) -> None:
                 return interpreter.trampoline(item)
             return interpreter.called_argument(item) if callable(item) else item
 
+        if default is not None and len(args) == at and "func" not in kwargs and callback_codes(args):
+            args = (*args, interpreter.trampoline(default))
         arguments = tuple(
             given(item) if place == at else _gone_through(interpreter, item) for place, item in enumerate(args)
         )
@@ -79,7 +83,7 @@ def _calls(function: Any, at: int | None = None) -> None:
 
 for _function in (functools.reduce, itertools.starmap, itertools.filterfalse, itertools.takewhile, itertools.dropwhile):
     _calls(_function, 0)
-_calls(itertools.accumulate, 1)
+_calls(itertools.accumulate, 1, operator.add)
 _calls(itertools.groupby, 1)
 for _iterator in (itertools.chain, itertools.zip_longest, itertools.compress, itertools.islice, itertools.cycle):
     _calls(_iterator)

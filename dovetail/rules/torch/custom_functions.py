@@ -69,11 +69,12 @@ def _apply(interpreter: TracingInterpreter, args: Arguments, kwargs: Keywords) -
     recorder = interpreter.trace.recorder
     writes = interpreter.effects.writes
     with recorder.paused():
-        # Only its own methods see functions among the arguments.
-        result = interpreter.native(interpreter.state(Interpreted).of(owner).apply, tuple(given), kwargs, hands_on=True)
+        # Only its own methods see functions among the arguments. A class may have an ``apply`` of its own, which called this one.
+        apply = types.MethodType(private_autograd_nodes.FUNCTION_APPLY, interpreter.state(Interpreted).of(owner))
+        result = interpreter.native(apply, tuple(given), kwargs, hands_on=True)
     if not interpreter.values.in_backward:
         # Calls of a backward are no part of the forward's tape: a replay makes them anew.
-        recorder.record(owner.apply, tuple(given), kwargs, result)
+        recorder.record(types.MethodType(private_autograd_nodes.FUNCTION_APPLY, owner), tuple(given), kwargs, result)
     if interpreter.effects.writes != writes:
         recorder.refuse_replay("a custom autograd.Function in it writes to Python objects")
     return result

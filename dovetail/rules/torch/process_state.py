@@ -17,6 +17,7 @@ from dovetail.frontend.rules import Arguments, Keywords, rule
 from dovetail.guards import ComputedSource, Equals
 from dovetail.torch_private import libraries as private_libraries
 from dovetail.torch_private import state as private_state
+from dovetail.torch_private import tracing as private_tracing
 
 _ANSWERS: tuple[Callable[[], Any], ...] = (
     torch.get_num_threads,
@@ -76,12 +77,13 @@ if torch.distributed.is_available():
         return values.read(function(args[0]), source)
 
 
-@rule(private_libraries.enter_function_mode)
+@rule(private_libraries.enter_function_mode, private_tracing.TorchDispatchMode.__enter__)
 def _enter_mode(interpreter: TracingInterpreter, args: Arguments, kwargs: Keywords) -> Any:
-    """Torch itself calls a mode's code at each function, where nobody sees what it reads and writes."""
-    module = type(args[0]).__torch_function__.__module__
-    if module.partition(".")[0] != "torch":
-        raise Break(
-            f"{type(args[0]).__qualname__}, a torch function mode, is entered", "enter it outside", resumable=False
-        )
-    return interpreter.native(private_libraries.enter_function_mode, args, kwargs)
+    """Torch itself calls a mode's code at each function or operator, where nobody sees what it reads and writes."""
+    kind = type(args[0])
+    dispatches = issubclass(kind, private_tracing.TorchDispatchMode)
+    what = "dispatch" if dispatches else "function"
+    if getattr(kind, f"__torch_{what}__").__module__.partition(".")[0] != "torch":
+        raise Break(f"{kind.__qualname__}, a torch {what} mode, is entered", "enter it outside", resumable=False)
+    enter = private_tracing.TorchDispatchMode.__enter__ if dispatches else private_libraries.enter_function_mode
+    return interpreter.native(enter, args, kwargs)

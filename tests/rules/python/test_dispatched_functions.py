@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import functools
+import gc
 from typing import Any
 
+import pytest
 import torch
 
 import dovetail
-from tests.differential import check_calls, check_entries, leaf, same
+from tests.differential import check_calls, check_entries, compare_call, entries_of, leaf, same
 
 
 class Point:
@@ -99,3 +101,44 @@ def test_a_function_that_is_registered_later() -> None:
     same(function(x), compiled(x))
     same(function(x), compiled(x))
     assert len(compiled.entries) == 3
+
+
+def _known(base: Any, x: torch.Tensor) -> Any:
+    found = base.__subclasses__()
+    found.append(base)
+    return x * len(found), [kind.__name__ for kind in found], type.__subclasses__(base) == found[:-1]
+
+
+def _weights(base: Any, x: torch.Tensor) -> Any:
+    return x * sum(kind.weight for kind in base.__subclasses__())
+
+
+def _deep(base: Any, x: torch.Tensor) -> Any:
+    return x * sum(len(kind.__subclasses__()) for kind in base.__subclasses__())
+
+
+@pytest.mark.parametrize("function", [_known, _weights, _deep])
+def test_the_subclasses_of_a_class_are_those_of_the_call(function: Any) -> None:
+    class Base:
+        weight = 1
+
+    class First(Base):
+        weight = 2
+
+    compiled = dovetail.compile(lambda x: function(Base, x), backend="aten", fullgraph=True)
+
+    def compare(captures: int) -> None:
+        for _ in range(2):
+            compare_call(lambda x: function(Base, x), compiled, (leaf(3),))
+        assert entries_of(compiled) <= captures
+
+    compare(1)
+    second = type("Second", (Base,), {"weight": 5})
+    compare(2)
+    third = type("Third", (second,), {})
+    compare(3)
+    First.weight = 7
+    compare(4)
+    del second, third
+    gc.collect()
+    compare(5)
