@@ -343,8 +343,6 @@ class DifferentiableGraph:
 
     def _differs(self, defined: Pattern) -> bool:
         """Whether the captured backward may not run for these tangents, or in the autocast state of the moment."""
-        if all(defined) and not private_state.is_any_autocast_on():
-            return False
         return private_state.is_any_autocast_on() if self.derivatives is None else self.derivatives.differs(defined)
 
     def _graph_inputs(self, call: Call, saved: Sequence[Any], tangents: Gradients) -> list[Any]:
