@@ -87,7 +87,7 @@ class OtherBackwards:
         """For a backward from these outputs."""
         return self._lacks_gradients(defined) or (private_state.is_any_autocast_on() and self._has_other_types(defined))
 
-    def takes_whole_gradients(self, defined: tuple[bool, ...]) -> bool:
+    def takes_whole_gradients(self, defined: Iterable[bool]) -> bool:
         """Whether code that is not linear in its gradient runs in a backward from these outputs."""
         if self._whole is None:
             joint = self._lowering.joint

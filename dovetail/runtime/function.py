@@ -156,7 +156,7 @@ class CompiledBackward(torch.autograd.Function):
     @staticmethod
     def _compiled_autograd_key(ctx: Any) -> tuple[int, ...]:
         """The engine asks for it: nodes with one key have one backward (torch 2.13)."""
-        return (ctx.call.graph.number,)
+        return (ctx.call.graph.number, ctx.call.is_partial)
 
     @staticmethod
     def prologue(ctx: Any, saved: Sequence[Any], gradients: Gradients) -> list[Any]:

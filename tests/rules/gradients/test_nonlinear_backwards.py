@@ -183,3 +183,40 @@ def test_a_third_order_is_refused_too(name: str) -> None:
     (first,) = torch.autograd.grad(value.square().sum(), x, create_graph=True)
     with pytest.raises(dovetail.errors.HigherOrderGradientError, match="not linear in its gradient"):
         torch.autograd.grad(first.square().sum(), x, create_graph=True)
+
+
+class LinearInBoth(OfOneGradient):
+    @staticmethod
+    def backward(ctx: Any, gradient: torch.Tensor, other: torch.Tensor) -> torch.Tensor:
+        (slope,) = ctx.saved_tensors
+        return gradient * slope + other * 3
+
+
+@pytest.mark.parametrize("function", [OfOneGradient, OfBothGradients, LinearInBoth])
+def test_compiled_autograd_refuses_the_same(function: Any) -> None:
+    def program(x: torch.Tensor) -> Any:
+        return function.apply(x)
+
+    compiled = dovetail.compile(program, backend="aten", fullgraph=True)
+    for create_graph in (False, True):
+        with dovetail.compiled_autograd(backend="aten") as backwards:
+            if function is LinearInBoth:
+                found = _derivative_of_slope(compiled, create_graph)
+                torch.testing.assert_close(found, _derivative_of_slope(program, create_graph))
+                assert backwards.runs
+                continue
+            with pytest.raises(dovetail.errors.HigherOrderGradientError, match="not linear in its gradient"):
+                _derivative_of_slope(compiled, create_graph)
+
+
+@pytest.mark.usefixtures("quiet")
+@pytest.mark.parametrize("name", ["function", "hook", "norm"])
+def test_one_captured_backward_is_not_for_parts_too(name: str) -> None:
+    compiled = dovetail.compile(OTHERS[name], backend="aten")
+    x = torch.linspace(0.2, 2, 4).requires_grad_()
+    with dovetail.compiled_autograd(backend="aten"):
+        compiled(x).square().sum().backward()
+        value = compiled(x)
+        (first,) = torch.autograd.grad(value.square().sum(), x, create_graph=True)
+        with pytest.raises(dovetail.errors.HigherOrderGradientError, match="not linear in its gradient"):
+            first.square().sum().backward()
