@@ -144,8 +144,7 @@ def _set_attributes(interpreter: TracingInterpreter) -> None:
             continue
         known = values.stood_for(target)
         if known is None or not attributes.keys().isdisjoint(target.__dict__):
-            names = ", ".join(attributes)
-            raise Break(f"{names} of a {type(target).__name__} is set", "set it outside of the compiled function")
+            raise Break(f"{', '.join(attributes)} of a {type(target).__name__} is set", "set it in eager code")
         values.note(known.real.__dict__, InstanceDictSource(known.source))
         for name, value in attributes.items():
             interpreter.effects.set_item(known.real.__dict__, name, value)
