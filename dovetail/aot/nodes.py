@@ -22,6 +22,8 @@ BY_USER_BACKWARD = "user_backward"
 """A mark: a hook, or the backward of a custom ``autograd.Function``, has computed the node."""
 GIVEN_TO = "given_to"
 """A mark of incoming gradients: the custom backwards, each with the place of an argument, that are given what comes from them."""
+TAKES_WHOLE_GRADIENT = "whole_gradient"
+"""A mark: a hook or custom backward, which is not linear in its gradient, has computed the node."""
 BACKWARD_RUN = "in_backward"
 """A mark: the number of the run of autograd's engine, inside of the captured function, that has computed the node."""
 

@@ -7,6 +7,7 @@ scalar becomes part of the graph.
 from __future__ import annotations
 
 import contextlib
+import itertools
 import operator
 import weakref
 from collections.abc import Callable, Sequence
@@ -21,6 +22,11 @@ from dovetail.backward_capture.numbers import LiftedNumber
 from dovetail.errors import CaptureError
 from dovetail.torch_private import engine as private_engine
 from dovetail.torch_private import tracing as private_tracing
+
+
+def _needs_other_summands(call: Any) -> bool:
+    """Whether a call's backward would get a part of its gradients only, the rest by its derivative, and has to refuse that."""
+    return call.is_partial and call.graph.derivatives.differs.takes_whole_gradients(itertools.repeat(True))  # type: ignore[no-any-return]
 
 
 class Collected(NamedTuple):
@@ -264,7 +270,8 @@ class GraphBuilder:
         defined = [value is not None for value in inputs]
         given = (defined, self._reference(list(saved_tensors)), *self._reference(list(inputs)))
         whole = self._step(functions.call_backward, hook, is_tensor, *given)
-        own: Any = kind.backward_graph(context, inputs) if hasattr(kind, "backward_graph") else None
+        has_graph = hasattr(kind, "backward_graph") and not _needs_other_summands(context.call)
+        own: Any = kind.backward_graph(context, inputs) if has_graph else None
         if own is None or any(node.op in ("get_attr", "call_module") for node in own[0].graph.nodes):
             results = [self._item(whole, index) if flag else None for index, flag in enumerate(is_tensor)]
         else:

@@ -19,8 +19,10 @@ from dovetail.errors import DovetailError, HigherOrderGradientError
 from dovetail.guards.ambient import autocast_state
 from dovetail.higher_order.gradient_strides import Strides, keep_gaps
 from dovetail.higher_order.kept_inputs import KeptInputs, Leaves, NeededInputs
+from dovetail.higher_order.other_backwards import OtherBackwards
 from dovetail.higher_order.read_results import ReadResults, watching
-from dovetail.runtime.derivatives import FREED, Edges, Gradients, refusal
+from dovetail.rules.gradients.nonlinear_backwards import refusal_of_summands
+from dovetail.runtime.derivatives import FREED, Edges, Gradients, are_partial, refusal
 from dovetail.torch_private import autograd as private_autograd
 from dovetail.torch_private import autograd_nodes as private_autograd_nodes
 from dovetail.torch_private import state as private_state
@@ -148,7 +150,7 @@ class DifferentiableBackward:
     needed: NeededInputs
     _capture: Capture
     _gaps: Strides
-    differs: Callable[[tuple[bool, ...]], bool]
+    differs: OtherBackwards
     _between: Callable[..., Gradients]
     _read: ReadResults
     _compiled: dict[Any, list[CapturedBackward]] = field(default_factory=dict)
@@ -215,6 +217,8 @@ class DifferentiableBackward:
         defined = tuple([tangent is not None for tangent in tangents])
         if not any(defined):
             return (None,) * len(edges)
+        if are_partial() and self.differs.takes_whole_gradients(defined):
+            raise refusal_of_summands()
         kept.check_saved(edges, saved)
         primals = kept.unpack(edges, self.needed.for_outputs(defined))
         wanted = private_autograd_nodes.wanted_edges(edges)

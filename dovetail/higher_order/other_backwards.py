@@ -18,7 +18,7 @@ from typing import Any
 import torch
 
 from dovetail.aot.joint_graph import JointGraph
-from dovetail.aot.nodes import BY_USER_BACKWARD, GIVEN_TO
+from dovetail.aot.nodes import BY_USER_BACKWARD, GIVEN_TO, TAKES_WHOLE_GRADIENT, needed_for
 from dovetail.aot.steps import Lowering
 from dovetail.guards.ambient import autocast_state, without_autocast
 from dovetail.runtime.function import Backward
@@ -81,10 +81,19 @@ class OtherBackwards:
         self._backward = backward
         self._known: dict[Any, bool] = {}
         self._user_backwards: list[set[int]] | None = None
+        self._whole: list[bool] | None = None
 
     def __call__(self, defined: tuple[bool, ...]) -> bool:
         """For a backward from these outputs."""
         return self._lacks_gradients(defined) or (private_state.is_any_autocast_on() and self._has_other_types(defined))
+
+    def takes_whole_gradients(self, defined: Iterable[bool]) -> bool:
+        """Whether code that is not linear in its gradient runs in a backward from these outputs."""
+        if self._whole is None:
+            joint = self._lowering.joint
+            marked = needed_for(node for node in joint.graph.nodes if TAKES_WHOLE_GRADIENT in node.meta)
+            self._whole = [tangent in marked for tangent in joint.tangents]
+        return any(map(operator.and_, self._whole, defined))
 
     def _lacks_gradients(self, defined: tuple[bool, ...]) -> bool:
         if all(defined):

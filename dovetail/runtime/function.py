@@ -156,7 +156,7 @@ class CompiledBackward(torch.autograd.Function):
     @staticmethod
     def _compiled_autograd_key(ctx: Any) -> tuple[int, ...]:
         """The engine asks for it: nodes with one key have one backward (torch 2.13)."""
-        return (ctx.call.graph.number,)
+        return (ctx.call.graph.number, ctx.call.is_partial)
 
     @staticmethod
     def prologue(ctx: Any, saved: Sequence[Any], gradients: Gradients) -> list[Any]:
@@ -302,7 +302,8 @@ class DifferentiableGraph:
             compute = self._captured_anew
         else:
             compute = self._plain
-        found = compute(ctx, call, tangents, defined)
+        with partial_gradients() if call.is_partial else contextlib.nullcontext():
+            found = compute(ctx, call, tangents, defined)
         if call.direct is not None:
             found, call.direct = self.to_edges(call.direct(self.from_edges(found))), None
         return found
@@ -312,10 +313,7 @@ class DifferentiableGraph:
         run, values = self._backward(defined), self._graph_inputs(call, self.saved(ctx, call, defined), tangents)
         # Then only the list holds what is saved, so that the graph frees each value when it has read it for the last time.
         self._free(ctx, call, defined)
-        if not call.is_partial:
-            return self.to_edges(run(values))
-        with partial_gradients():
-            return self.to_edges(run(values))
+        return self.to_edges(run(values))
 
     def _with_derivative(self, ctx: Any, call: Call, tangents: Gradients, defined: Pattern) -> Gradients:
         """The gradients, connected to inputs and tangents (``create_graph=True``)."""
@@ -345,8 +343,6 @@ class DifferentiableGraph:
 
     def _differs(self, defined: Pattern) -> bool:
         """Whether the captured backward may not run for these tangents, or in the autocast state of the moment."""
-        if all(defined) and not private_state.is_any_autocast_on():
-            return False
         return private_state.is_any_autocast_on() if self.derivatives is None else self.derivatives.differs(defined)
 
     def _graph_inputs(self, call: Call, saved: Sequence[Any], tangents: Gradients) -> list[Any]:

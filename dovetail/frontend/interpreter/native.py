@@ -246,8 +246,10 @@ class NativeCalls(TracingInterpreter):
             found = kind.call(self, function, args, kwargs)
             if found is not NotImplemented:
                 return found
-        name = getattr(function, "__name__", "")
         module = getattr(function, "__module__", None) or ""
+        # An operator of a library may have the name of a method of tensors.
+        is_library = module.startswith(("torch._ops.", "torch.ops.")) and not module.endswith(".aten")
+        name = "" if is_library else getattr(function, "__name__", "")
         for handler in method_rule.get(name, ()):
             found = handler(self, function, args, kwargs)
             if found is not NotImplemented:

@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 
-from dovetail.aot.nodes import GIVEN_TO, depending_on, needed_for
+from dovetail.aot.nodes import GIVEN_TO, TAKES_WHOLE_GRADIENT, depending_on, needed_for
 from dovetail.errors import HigherOrderGradientError
 from dovetail.frontend.protocol import TracingInterpreter
 from dovetail.runtime.derivatives import are_partial
@@ -30,6 +30,7 @@ _SUMS = frozenset(
         *(_aten.cat, _aten.stack, _aten.neg, _aten.sum, _aten.mean, _aten.clone, _aten.copy),
         *(_aten._to_copy, _aten.expand, _aten.slice_backward, _aten.select_backward),
         *(_aten.constant_pad_nd, _aten.flip, _aten.roll, _aten.cumsum, _aten.tril, _aten.triu, _aten.repeat),
+        *(_aten.slice_scatter, _aten.select_scatter, _aten.diagonal_scatter),
     }
 )
 #: Linear in each tensor, the others given.
@@ -41,6 +42,8 @@ _PRODUCTS = frozenset(
 )
 #: Linear in the first tensor, the others given.
 _QUOTIENTS = frozenset({_aten.div, _aten.convolution_backward})
+#: Linear in all tensors but one, given that at this place.
+_CHOICES = {_aten.where: 0, _aten.masked_fill: 1, _aten.index_put: 1, _aten.index_add: 2, _aten.scatter_add: 2}
 _ZEROS = frozenset({_aten.zeros, _aten.zeros_like, _aten.new_zeros})
 
 Backward = Callable[..., Any]
@@ -84,20 +87,24 @@ def _note_given(trace: Trace, given: Sequence[torch.fx.Node]) -> None:
 
 
 def _checked(interpreter: TracingInterpreter, gradient: torch.Tensor, given: Sequence[torch.Tensor]) -> torch.Tensor:
-    def sizes(value: torch.Tensor, *_: torch.Tensor) -> list[torch.Tensor]:
-        return [value]
-
-    (found,) = whole_call(interpreter.trace, "the check of summands", _require_whole, [gradient, *given], sizes)
+    name, like = "the check of summands", lambda value, *_: [value]
+    (found,) = whole_call(interpreter.trace, name, _require_whole, [gradient, *given], like)
+    interpreter.trace.node_of(found).meta[TAKES_WHOLE_GRADIENT] = True
     return found
+
+
+def refusal_of_summands() -> HigherOrderGradientError:
+    """The error of a backward that would be given a part of its gradient only."""
+    return HigherOrderGradientError(
+        "a hook or a custom backward inside a compiled function is not linear in its gradient, and a second derivative hands it"
+        " the gradient in two parts",
+        advice="take both derivatives inside the compiled function, or run this one eagerly",
+    )
 
 
 def _require_whole(gradient: torch.Tensor, *_: torch.Tensor) -> list[torch.Tensor]:
     if are_partial():
-        raise HigherOrderGradientError(
-            "a hook or a custom backward inside a compiled function is not linear in its gradient, and a second derivative hands it"
-            " the gradient in two parts",
-            advice="take both derivatives inside the compiled function, or run this one eagerly",
-        )
+        raise refusal_of_summands()
     return [gradient.clone()]
 
 
@@ -123,15 +130,23 @@ def _is_linear_step(node: Any, depends: Collection[Any]) -> bool:
     packet, args = _packet(node), list(node.args)
     if packet is None or not isinstance(node.target, private_operators.OpOverload):
         return False
-    flags = [item in depends for item in private_trees.tree_leaves(args) if isinstance(item, torch.fx.Node)]
+    tensors = _nodes_in(args)
     first = next(iter(node.target._schema.arguments), None)
-    if first is not None and first.alias_info is not None and not first.alias_info.is_write:
+    is_view = first is not None and first.alias_info is not None and not first.alias_info.is_write
+    if is_view or _is_zero(node):
         return True
     if packet in (_aten.add, _aten.sub):
         return all(item in depends or _is_zero(item) for item in args[:2])
-    if packet in (_aten.where, _aten.masked_fill):
-        condition = args.pop(0 if packet is _aten.where else 1)
-        return condition not in depends and all(item in depends or _is_zero(item) for item in args)
-    if packet in _SUMS and all(flags):
+    if packet in _CHOICES:
+        if any(item in depends for item in _nodes_in(args.pop(_CHOICES[packet]))):
+            return False
+        summands = args if packet in (_aten.where, _aten.masked_fill) else _nodes_in(args)
+        return all(item in depends or _is_zero(item) for item in summands)
+    if packet in _SUMS and all(item in depends or _is_zero(item) for item in tensors):
         return True
-    return sum(flags) == 1 and (packet in _PRODUCTS or (packet in _QUOTIENTS and args[0] in depends))
+    is_single = sum(item in depends for item in tensors) == 1
+    return is_single and (packet in _PRODUCTS or (packet in _QUOTIENTS and args[0] in depends))
+
+
+def _nodes_in(value: Any) -> list[torch.fx.Node]:
+    return [item for item in private_trees.tree_leaves(value) if isinstance(item, torch.fx.Node)]

@@ -128,7 +128,7 @@ class NodeOfSomeOutputs(CompiledBackward):
 
     @staticmethod
     def _compiled_autograd_key(ctx: Any) -> tuple[int, ...]:
-        return (ctx.call.graph.number, *ctx.outputs)
+        return (ctx.call.graph.number, ctx.call.is_partial, *ctx.outputs)
 
     @staticmethod
     def prologue(ctx: Any, saved: Sequence[Any], gradients: Gradients) -> list[Any]:

@@ -12,7 +12,16 @@ from dovetail.frontend.effects.journal import Effect
 from dovetail.frontend.protocol import TracingInterpreter
 from dovetail.frontend.rules import Arguments, Keywords, ValueKind, attribute_rule, end_rule, rule, value_kind
 from dovetail.frontend.values.values import Values
-from dovetail.guards import AttributeSource, CalleeSource, ComputedSource, Equals, Source, TypeIs
+from dovetail.guards import (
+    AttributeSource,
+    CalleeSource,
+    ComputedSource,
+    DictKeys,
+    Equals,
+    InstanceDictSource,
+    Source,
+    TypeIs,
+)
 from dovetail.rules.subclasses.wrappers import (
     GradientForm,
     InnerSource,
@@ -53,9 +62,11 @@ class SubclassKind(ValueKind):
             inner = {name: inner_tensor(real, name, form) for name in maker.names}
         values.guard(source, WrapperMatch(maker, real.requires_grad), f"{source.name} was read")
         parts = [values.read(item, InnerSource(source, name, form)) for name, item in inner.items()]
-        for name in maker.names:
+        # What has been set on it, and what was not: the stand-in has the parts only.
+        values.guard(InstanceDictSource(source), DictKeys(tuple(real.__dict__)), f"{source.name} was read")
+        for name in {*maker.names, *real.__dict__}:
             if name not in attribute_rule:
-                attribute_rule(name)(_inner_attribute)
+                attribute_rule(name)(_attribute)
         if private_distributed.is_pending(real):
             # A plain tensor that is awaited: to the program they are the same, and so are their gradients.
             return parts[0]  # type: ignore[no-any-return]
@@ -94,11 +105,16 @@ class SubclassKind(ValueKind):
         return builder.made(value, maker, inner)
 
 
-def _inner_attribute(interpreter: TracingInterpreter, target: torch.Tensor, name: str) -> Any:
-    """An inner tensor that requires a gradient by itself is a leaf of its own, which the graph does not know."""
+def _attribute(interpreter: TracingInterpreter, target: torch.Tensor, name: str) -> Any:
+    """What has been set on an input is read from it; an inner tensor that requires a gradient by itself is a leaf of its own, which
+    the graph does not know.
+    """
     known = interpreter.values.stood_for(target)
-    if known is None or not private_tensors.is_wrapper(known.real):
+    is_set = name in interpreter.values.tensor_attributes.get(id(target), (target, {}))[1]
+    if known is None or is_set or not private_tensors.is_wrapper(known.real):
         return NotImplemented
+    if name in known.real.__dict__ and name not in target.__dict__:
+        return interpreter.values.read(known.real.__dict__[name], AttributeSource(known.source, name))
     question = ComputedSource(
         requires_inner_gradient, (known.source, name), f"whether {known.source.name}.{name} requires a gradient"
     )
@@ -117,6 +133,21 @@ def _is_leaf(interpreter: TracingInterpreter, target: torch.Tensor, name: str) -
     source, answer = AttributeSource(known.source, name), known.real.is_leaf
     interpreter.values.guard(source, Equals(answer), f"{source.name} was read")
     return answer
+
+
+@end_rule
+def _set_attributes(interpreter: TracingInterpreter) -> None:
+    """What the program has set on its inputs is set on the wrappers themselves. Those that it has made are built again without."""
+    values = interpreter.values
+    for target, attributes in values.tensor_attributes.values():
+        if not private_tensors.is_wrapper(target):
+            continue
+        known = values.stood_for(target)
+        if known is None or not attributes.keys().isdisjoint(target.__dict__):
+            raise Break(f"{', '.join(attributes)} of a {type(target).__name__} is set", "set it in eager code")
+        values.note(known.real.__dict__, InstanceDictSource(known.source))
+        for name, value in attributes.items():
+            interpreter.effects.set_item(known.real.__dict__, name, value)
 
 
 #: The autograd node of a stand-in that has not been written to where gradients are recorded.
