@@ -166,8 +166,12 @@ def cached_result(function: Any, args: tuple[Any, ...], kwargs: tuple[tuple[str,
 @callable_rule(functools._lru_cache_wrapper)
 def _cached(interpreter: TracingInterpreter, function: Any, args: Arguments, kwargs: Keywords) -> Any:
     """A function with a cache: for constants the cache is asked, which may hold what nobody would compute today."""
+    # A cache around a partial function has neither name nor module.
+    name = getattr(function, "__qualname__", "a function")
     given = [*args, *kwargs.values()]
-    if any(isinstance(item, torch.Tensor) for item in given) or runs_natively(function.__module__ or ""):
+    if any(isinstance(item, torch.Tensor) for item in given) or runs_natively(
+        getattr(function, "__module__", None) or ""
+    ):
         return interpreter.call(function.__wrapped__, args, kwargs)
     # A library is taken to keep in a cache what follows from the arguments.
     has_library_code = is_in_library(getattr(getattr(function.__wrapped__, "__code__", None), "co_filename", None))
@@ -177,7 +181,7 @@ def _cached(interpreter: TracingInterpreter, function: Any, args: Arguments, kwa
     if not all(is_leaf_value(item) or isinstance(item, _CACHE_KEYS) for item in given):
         if has_library_code:
             return interpreter.call(function.__wrapped__, args, kwargs)
-        raise Break(f"the cache of {function.__qualname__} is asked for an object", "call it outside")
+        raise Break(f"the cache of {name} is asked for an object", "call it outside")
     positional, keywords = tuple(given[: len(args)]), tuple(zip(kwargs, given[len(args) :], strict=True))
     with private_tracing.disable_current_modes():
         result = cached_result(function, positional, keywords)
@@ -187,18 +191,18 @@ def _cached(interpreter: TracingInterpreter, function: Any, args: Arguments, kwa
         if not has_library_code and interpreted_of(wrapped) is wrapped and not values.is_created(wrapped):
             # A cache that was cleared computes again, so the guard asks it, as eager would.
             asked = Answers(cached_result, (positional, keywords), result)
-            source = values.pin(function, function.__qualname__)
-            values.guard(source, asked, f"the cache of {function.__qualname__} was asked")
+            source = values.pin(function, name)
+            values.guard(source, asked, f"the cache of {name} was asked")
         return result
     if has_library_code and not isinstance(result, (torch.nn.Module, Iterator)):
-        name = f"result of {function.__qualname__}"
+        result_name = f"result of {name}"
         if isinstance(result, torch.Tensor):
             # An input of the graph: a cache that was cleared, or has forgotten it, makes another one.
-            place = values.pin(function, function.__qualname__), positional, keywords
-            return values.read(result, ComputedSource(cached_result, place, name))
+            place = values.pin(function, name), positional, keywords
+            return values.read(result, ComputedSource(cached_result, place, result_name))
         # The object in the cache itself: what is read from it is guarded.
-        return values.read(result, values.pin(result, name))
-    raise Break(f"{function.__qualname__} has a cache, and its result is no constant", "call it outside")
+        return values.read(result, values.pin(result, result_name))
+    raise Break(f"{name} has a cache, and its result is no constant", "call it outside")
 
 
 @called_rule
