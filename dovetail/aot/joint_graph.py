@@ -176,10 +176,10 @@ class JointGraph:
         return _verb("compile")(None, self, backend, **settings)
 
     def export(
-        self, path: str | os.PathLike[str], values: Mapping[str, torch.Tensor] | None = None, **options: Any
+        self, path: str | os.PathLike[str], values: Mapping[str, torch.Tensor] | None = None, *, kernels: bool = False
     ) -> Path:
         """The other stage 2: write the graph, with values such as ``model.state_dict()``, to a folder. See ``aot.export_joint``."""
-        return _verb("export")(None, self, path, values=values, **options)
+        return _verb("export")(None, self, path, values=values, kernels=kernels)
 
     def __str__(self) -> str:
         return str(_verb("print")(self))

@@ -196,6 +196,11 @@ class TracingInterpreter(FrameRunner, Protocol):
     ) -> Any:
         """``torch.nn.Module.__call__(module, ...)``, whatever the module's own class makes of a call."""
 
+    def call_module_impl(
+        self, module: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], direct: bool = False
+    ) -> Any:
+        """What that calls: the module's hooks and its forward."""
+
     def make_instance(self, kind: type, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Do the work of ``type.__call__``."""
 

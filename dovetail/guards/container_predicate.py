@@ -17,6 +17,7 @@ if TYPE_CHECKING:
 
 #: The tables of ``nn.Module`` that hold hooks of one module.
 HOOK_TABLES = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
+CALL_IMPL = "_call_impl"  # the method of a module that runs its hooks and its forward
 
 _SIZED_TYPES = frozenset({list, tuple, dict, set, frozenset, str, bytes, range, collections.OrderedDict})
 _CLASS_DATA = frozenset({"__annotations__", "__dict__", "__doc__", "__module__", "__slots__", "__weakref__"})
@@ -135,21 +136,23 @@ class SetEquals(Predicate):
 
 @dataclass(frozen=True)
 class NoHooks(Predicate):
-    """The ``__dict__`` of an ``nn.Module`` has no forward or backward hooks in it."""
+    """The ``__dict__`` of an ``nn.Module`` has no hooks in it, and no ``_call_impl`` in the place of its class's."""
 
     def holds(self, value: Any) -> bool:
-        return all(plain_length(read_item(value, name)) == 0 for name in HOOK_TABLES)
+        has_none = all(plain_length(read_item(value, name)) == 0 for name in HOOK_TABLES)
+        return has_none and not plain_contains(value, CALL_IMPL)
 
     def describe(self, name: str) -> str:
         return f"{name.removesuffix('.__dict__')} has no hooks"
 
     def failure(self, name: str, value: Any) -> str:
-        found = [hooks.strip("_") for hooks in HOOK_TABLES if plain_length(read_item(value, hooks))]
+        found = [hooks.strip("_") for hooks in HOOK_TABLES if plain_length(read_item(value, hooks))] or [CALL_IMPL]
         return f"`{name.removesuffix('.__dict__')}` had no hooks, and has {', '.join(found)} now"
 
     def condition(self, writer: Writer, source: Source, variable: str) -> str:
         if writer.tree.is_object_dict(source):
-            return " and ".join(f"not {variable}[{name!r}]" for name in HOOK_TABLES)
+            conditions = [f"not {variable}[{name!r}]" for name in HOOK_TABLES]
+            return " and ".join([*conditions, f"{CALL_IMPL!r} not in {variable}"])
         return super().condition(writer, source, variable)
 
 

@@ -35,6 +35,7 @@ from dovetail.torch_private import calls as private_calls
 from dovetail.torch_private import state as private_state
 
 _ANOTHER_BACKWARD = "backward() is called inside of an autocast block, or with some gradients of a custom backward only"
+_AS_A_WHOLE = contextlib.nullcontext()
 FlatCallable = Callable[[list[Any]], list[Any]]
 Pattern = tuple[bool, ...]
 TangentStrides = Callable[[Sequence[torch.Tensor]], "Sequence[tuple[int, ...] | None]"]
@@ -302,7 +303,7 @@ class DifferentiableGraph:
             compute = self._captured_anew
         else:
             compute = self._plain
-        with partial_gradients() if call.is_partial else contextlib.nullcontext():
+        with partial_gradients() if call.is_partial else _AS_A_WHOLE:
             found = compute(ctx, call, tangents, defined)
         if call.direct is not None:
             found, call.direct = self.to_edges(call.direct(self.from_edges(found))), None

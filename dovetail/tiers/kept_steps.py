@@ -233,11 +233,11 @@ class _Kept:
                     )
                 backend, known = found.backend, iter(self._calls[1:])
 
-                def compile(*graph: Any, **how: Any) -> FlatCallable:
+                def compile_others(*graph: Any, **how: Any) -> FlatCallable:
                     # First that for the expected tangents: its code may have gone from the cache since, and the compiler too.
                     return next(known, None) or backend.compile(*graph, **how)
 
-                first = found.with_(backend=dataclasses.replace(backend, compile=compile))
+                first = found.with_(backend=dataclasses.replace(backend, compile=compile_others))
                 self._completed = lower_backward(first).with_(backend=backend)
             return self._completed
 

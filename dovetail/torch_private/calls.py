@@ -16,9 +16,7 @@ _DISABLED: types.CodeType = next(
 )
 
 
-def module_call_with_hooks() -> Any:
-    """The Python function that runs a module's hooks around its forward."""
-    return torch.nn.Module._call_impl
+MODULE_CALL_IMPL: Any = torch.nn.Module._call_impl  # as torch has it; a program may put another one in its place
 
 
 def global_module_hooks() -> dict[str, Any]:

@@ -156,3 +156,38 @@ def test_a_method_of_the_base_across_a_graph_break() -> None:
     compiled = dovetail.compile(function, backend="aten")
     for _ in range(3):
         same(function(torch.ones(2)), compiled(torch.ones(2)))
+
+
+class Doubled(torch.nn.Module):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x * 2
+
+
+def _on_the_object(module: torch.nn.Module, patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(module, "_call_impl", lambda x: x * 5, raising=False)
+
+
+def _on_its_class(module: torch.nn.Module, patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(type(module), "_call_impl", lambda self, x: x * 7, raising=False)
+
+
+def _on_all_modules(module: torch.nn.Module, patch: pytest.MonkeyPatch) -> None:
+    before = torch.nn.Module._call_impl
+    patch.setattr(torch.nn.Module, "_call_impl", lambda self, *args: before(self, *args) * 3)
+
+
+@pytest.mark.parametrize("replace", [_on_the_object, _on_its_class, _on_all_modules])
+@pytest.mark.parametrize("is_inside", [False, True])
+@pytest.mark.parametrize("calls_before", [0, 1, 4])
+def test_call_impl_is_replaced_and_put_back(replace: Any, is_inside: bool, calls_before: int) -> None:
+    inner = Doubled()
+    outer = torch.nn.Sequential(inner) if is_inside else inner
+    compiled = dovetail.compile(outer, backend="aten")
+    x = torch.ones(2)
+    for _ in range(calls_before):
+        same(compiled(x), outer(x))
+    with pytest.MonkeyPatch.context() as patch:
+        replace(inner, patch)
+        for _ in range(2):
+            same(compiled(x), outer(x))
+    same(compiled(x), outer(x))

@@ -14,6 +14,7 @@ from dovetail.frontend.interpreter.generator import InterpretedGenerator
 from dovetail.frontend.interpreter.lookup import class_attribute, python_method
 from dovetail.frontend.protocol import TracingInterpreter
 from dovetail.frontend.rules import Arguments, CallRule, Keywords, kind_of, rule
+from dovetail.torch_private import calls as private_calls
 from dovetail.torch_private import sizes as private_sizes
 
 
@@ -159,6 +160,9 @@ _METHODS: dict[Any, CallRule] = {
     bool: lambda interpreter, args, kwargs: bool(args) and interpreter.truth(args[0]),
     torch.is_grad_enabled: lambda interpreter, args, kwargs: torch.is_grad_enabled(),
     torch.nn.Module.__call__: lambda interpreter, args, kwargs: interpreter.call_plain_module(
+        args[0], args[1:], kwargs
+    ),
+    private_calls.MODULE_CALL_IMPL: lambda interpreter, args, kwargs: interpreter.call_module_impl(
         args[0], args[1:], kwargs
     ),
     type.__call__: lambda interpreter, args, kwargs: interpreter.make_instance(args[0], args[1:], kwargs),

@@ -23,7 +23,9 @@ from dovetail.frontend.interpreter.opaque import check_opaque
 from dovetail.frontend.interpreter.user_code import is_user_function, wraps_user_code
 from dovetail.frontend.protocol import TracingInterpreter
 from dovetail.frontend.rules import (
+    Arguments,
     Instead,
+    Keywords,
     callable_rule,
     called_rule,
     class_rule,
@@ -34,6 +36,7 @@ from dovetail.frontend.rules import (
     wrapper_rule,
 )
 from dovetail.guards import AttributeSource, Identity, InstanceDictSource, Length, NoHooks
+from dovetail.guards.container_predicate import CALL_IMPL
 from dovetail.guards.reading import class_order
 from dovetail.runtime.recipe_builder import interpreted_of
 from dovetail.torch_private import calls as private_calls
@@ -151,24 +154,25 @@ class Calls(TracingInterpreter):
 
     # --- modules ------------------------------------------------------------------------------------------------------
 
-    def call_module(
-        self, module: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], direct: bool = False
-    ) -> Any:
+    def call_module(self, module: torch.nn.Module, args: Arguments, kwargs: Keywords, direct: bool = False) -> Any:
         """``module(*args, **kwargs)``: straight to ``forward`` where there are no hooks, which is guarded."""
         caller, owner = class_attribute(type(module), "__call__")
         if owner is not None:
             self.guard_class_item(owner, "__call__", caller)
         if caller is not _MODULE_CALL and not private_calls.is_graph_module_call(module, caller):
             return self.call(types.MethodType(caller, module), args, kwargs, direct)
-        inside, owner = class_attribute(type(module), "_call_impl")
-        if owner is not torch.nn.Module and owner is not None:
-            self.guard_class_item(owner, "_call_impl", inside)
-            return self.call(types.MethodType(inside, module), args, kwargs, direct)
         return self.call_plain_module(module, args, kwargs, direct)
 
     def call_plain_module(
-        self, module: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], direct: bool = False
+        self, module: torch.nn.Module, args: Arguments, kwargs: Keywords, direct: bool = False
     ) -> Any:
+        inside, owner = class_attribute(type(module), CALL_IMPL)
+        self.guard_class_item(owner or torch.nn.Module, CALL_IMPL, inside)
+        if CALL_IMPL in (instance_dict(module) or {}) or inside is not private_calls.MODULE_CALL_IMPL:
+            return self.call(self.load_attribute(module, CALL_IMPL), args, kwargs, direct)
+        return self.call_module_impl(module, args, kwargs, direct)
+
+    def call_module_impl(self, module: torch.nn.Module, args: Arguments, kwargs: Keywords, direct: bool = False) -> Any:
         attributes = instance_dict(module) or {}
         everywhere = private_calls.global_module_hooks()
         for name, hooks in everywhere.items():
@@ -177,7 +181,7 @@ class Calls(TracingInterpreter):
         if any([*found, *(hooks for name, hooks in everywhere.items() if "backward" in name)]):
             raise Break("a module has backward hooks", "register the hooks on tensors, or run this module outside")
         if any(everywhere.values()) or attributes.get("_forward_hooks") or attributes.get("_forward_pre_hooks"):
-            return self.run_function(private_calls.module_call_with_hooks(), (module, *args), kwargs, direct)
+            return self.run_function(private_calls.MODULE_CALL_IMPL, (module, *args), kwargs, direct)
         if (source := self.values.source_of(module)) is not None:
             self.values.guard(InstanceDictSource(source), NoHooks(), f"{source.name} has no hooks")
         return self.call(self.load_attribute(module, "forward"), args, kwargs, direct)

@@ -22,7 +22,12 @@ from dovetail.guards import InstanceDictSource, ItemSource
 
 # An object of these is known by its class and its arguments, for ever, or is guarded as a tensor or a module.
 _FIXED = (
-    *(type, types.FunctionType, types.MethodType, types.ModuleType, torch.Tensor, torch.nn.Module),
+    type,
+    types.FunctionType,
+    types.MethodType,
+    types.ModuleType,
+    torch.Tensor,
+    torch.nn.Module,
     *NATIVE_CALLABLES,
 )
 # Containers that are gone through when they are handed over, and what is known by its name.

@@ -87,8 +87,10 @@ def _note_given(trace: Trace, given: Sequence[torch.fx.Node]) -> None:
 
 
 def _checked(interpreter: TracingInterpreter, gradient: torch.Tensor, given: Sequence[torch.Tensor]) -> torch.Tensor:
-    name, like = "the check of summands", lambda value, *_: [value]
-    (found,) = whole_call(interpreter.trace, name, _require_whole, [gradient, *given], like)
+    def sizes(value: torch.Tensor, *_: torch.Tensor) -> list[torch.Tensor]:
+        return [value]
+
+    (found,) = whole_call(interpreter.trace, "the check of summands", _require_whole, [gradient, *given], sizes)
     interpreter.trace.node_of(found).meta[TAKES_WHOLE_GRADIENT] = True
     return found
 
