@@ -28,6 +28,15 @@ TANGENTS: dict[str, Callable[[Tensor], Tensor]] = {
     "row expanded": lambda g: g[:1].expand(g.shape),
     "gaps": lambda g: torch.stack([g, g], -1)[..., 0],
 }
+
+
+class ChannelsLast(nn.Module):
+    """Its input, with the channels last in memory."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x.contiguous(memory_format=torch.channels_last)
+
+
 MODULES: dict[str, tuple[Callable[[], nn.Module], tuple[int, ...]]] = {
     "batch norm 1d": (lambda: nn.BatchNorm1d(6), (5, 6)),
     "batch norm 2d": (lambda: nn.BatchNorm2d(6), (4, 6, 5, 3)),
@@ -38,6 +47,20 @@ MODULES: dict[str, tuple[Callable[[], nn.Module], tuple[int, ...]]] = {
     "group norm": (lambda: nn.Sequential(nn.GroupNorm(2, 6), nn.ReLU()), (4, 6, 5, 3)),
     "convolution": (lambda: nn.Sequential(nn.Conv2d(6, 4, 3), nn.BatchNorm2d(4), nn.ReLU()), (4, 6, 9, 7)),
     "attention": (lambda: nn.TransformerEncoderLayer(8, 2, 16, 0.0, batch_first=True), (3, 7, 8)),
+    "resized channels last": (
+        lambda: nn.Sequential(ChannelsLast(), nn.Conv2d(64, 3, 1), nn.Upsample(None, 4.0, "bilinear")),
+        (2, 64, 9, 7),
+    ),
+    "pooled to a size": (lambda: nn.Sequential(nn.Conv2d(6, 4, 3), nn.AdaptiveAvgPool2d((3, 2))), (4, 6, 9, 7)),
+    "shuffled pixels": (lambda: nn.Sequential(nn.Conv2d(6, 8, 1), nn.PixelShuffle(2)), (4, 6, 9, 7)),
+    "padded": (
+        lambda: nn.Sequential(nn.ReflectionPad2d(2), nn.Conv2d(6, 8, 1), nn.ReplicationPad2d(1), nn.GELU()),
+        (4, 6, 9, 7),
+    ),
+    "activations": (
+        lambda: nn.Sequential(nn.Linear(6, 8), nn.PReLU(), nn.GLU(), nn.Mish(), nn.Hardswish(), nn.ELU()),
+        (15, 6),
+    ),
     "flattened": (lambda: nn.Sequential(nn.Linear(6, 4), nn.Flatten()), (3, 5, 6)),
 }
 
