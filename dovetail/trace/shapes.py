@@ -170,8 +170,13 @@ class Bindings:
     def __init__(self, values: Sequence[torch.Tensor], names: Sequence[str]) -> None:
         self.symbols: dict[Any, tuple[int, str, int]] = {}
         self.relations: list[tuple[int, str, int, Any]] = []
-        self.names = list(names)
-        for index, value in enumerate(values):
+        self.names: list[str] = []
+        self.add(values, names)
+
+    def add(self, values: Sequence[torch.Tensor], names: Sequence[str]) -> None:
+        """Add more inputs behind those that are known."""
+        first, self.names = len(self.names), [*self.names, *names]
+        for index, value in enumerate(values, first):
             parts: list[tuple[str, int, Any]] = [("size", dim, size) for dim, size in enumerate(value.shape)]
             parts += [("stride", dim, step) for dim, step in enumerate(value.stride())]
             parts.append(("offset", 0, value.storage_offset()))
