@@ -222,11 +222,10 @@ def _check_mutation(trace: Trace, item: TracedInput, sharing: Sequence[tuple[Tra
             f"{item.name} is written to, and several of its elements share one place in memory",
             advice="clone it first",
         )
-    others = [(other, part) for other, part in sharing if other is not item]
-    if others and is_plain and not value.requires_grad:
-        inputs = [other.real for other in trace.inputs]
-        is_disjoint = any(rule(inputs, item.index) for rule in DISJOINT)
-        others = [(other, part) for other, part in others if not is_disjoint or part is not other.real]
-    if others:
-        name = others[0][0].name
-        raise CaptureError(f"{item.name} is written to and shares memory with {name}", advice="clone one of them first")
+    parts = [(other.name, part is other.real) for other, part in sharing if other is not item]
+    inputs = [other.real for other in trace.inputs] if parts and is_plain and not value.requires_grad else []
+    is_disjoint = bool(inputs) and any(rule(inputs, item.index) for rule in DISJOINT)
+    for name, is_whole in parts:
+        if not (is_disjoint and is_whole):
+            advice = "clone one of them first"
+            raise CaptureError(f"{item.name} is written to and shares memory with {name}", advice=advice)
