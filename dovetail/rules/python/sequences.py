@@ -11,12 +11,13 @@ from typing import Any
 import torch
 
 from dovetail.frontend.code.frame import Break
-from dovetail.frontend.interpreter.builtin_rules import WrappingIterator, called_for_items
+from dovetail.frontend.interpreter.builtin_rules import WrappingIterator
 from dovetail.frontend.interpreter.callbacks import callback_codes, watched
 from dovetail.frontend.interpreter.lookup import python_method
 from dovetail.frontend.protocol import TracingInterpreter
 from dovetail.frontend.rules import STAND_INS, Arguments, Keywords, operator_rule, rule
 from dovetail.guards.reading import plain_items, plain_keys
+from dovetail.rules.python.iterators import called_for_items
 from dovetail.rules.sizes.places import check_numbers
 from dovetail.torch_private import sizes as private_sizes
 from dovetail.torch_private import tracing as private_tracing
