@@ -78,18 +78,16 @@ def _check_items(interpreter: TracingInterpreter, items: Any, is_held: Callable[
     source = values.source_of(items) if type(items) in (list, tuple, deque) else None
     if source is None or values.in_backward or not settings.allows(GRAPH_BREAKS):
         return
-    held: list[Any] = []
-    for at, item in enumerate(plain_items(items)):
-        if type(item) in (int, float, bool, str):
-            held += [(at, item)] if is_held(f"{source.name}[{at}]", item) else []
-        elif (known := interpreter.trace.known(item)) is not None:
-            # That two names lead to one tensor is guarded too.
-            held.append((at, known.name))
+    held = tuple(
+        item
+        for at, item in enumerate(plain_items(items))
+        if type(item) in (int, float, bool, str) and is_held(f"{source.name}[{at}]", item)
+    )
     frame = interpreter.frames[-1]
     key = "contents", source.name, frame.code, frame.position
     seen = settings.observed.get(key, frozenset())
     if held and len(seen) <= _MOST_CONTENTS:
-        seen = findings.observed[key] = seen | {(len(items), *held)}
+        seen = findings.observed[key] = seen | {held}
     if len(seen) > _MOST_CONTENTS and settings.allows(_LOOPS_BETWEEN_GRAPHS):
         raise Break(
             f"a loop goes over the items of {source.name}, which are others at each call",

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import random
 from collections import deque
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -204,20 +203,3 @@ def test_a_history_that_is_gone_through(function: Callable[..., Any], kind: Any)
         same(function(items, x), compiled(items, x))
         found.append(captures(compiled))
     assert function is joined_texts or found[-1] == found[11]
-
-
-def test_a_sample_of_tensors_that_are_others_of_the_same() -> None:
-    """Of two samples of a replay buffer, states of one are the next states of others."""
-
-    def function(first: list[Tensor], second: list[Tensor]) -> Tensor:
-        return torch.stack(first) * torch.cat(second).reshape(len(second), -1)
-
-    compiled = dovetail.compile(function, backend="aten", recompile_limit=64)
-    states = [torch.full((2,), float(number)) for number in range(10)]
-    found, source = [], random.Random(3)
-    for _ in range(40):
-        places = source.sample(range(9), 6)
-        first, second = [states[at] for at in places], [states[at + 1] for at in places]
-        same(function(first, second), compiled(first, second))
-        found.append(captures(compiled))
-    assert found[-1] == found[20]
