@@ -242,3 +242,96 @@ def test_a_program_that_changes_everywhere_is_left_to_eager() -> None:
     space: dict[str, Any] = {}
     exec(f"def program(items, x):\n    names = []\n    print(end='')\n{lines}\n    return x, names", space)
     checked(space["program"], [(flags(number), torch.ones(2)) for number in range(40)], most=60)
+
+
+# --- from the start of a function ---------------------------------------------------------------------------------------
+
+
+def with_defaults(items: Any, x: Tensor, *others: Any, scale: float = 2.0, **named: Any) -> Any:
+    name = items[0]
+    offset = 1.0 if items[1] else 3.0
+    y = (x * scale + offset).relu()
+    return y, name, others, named
+
+
+def with_a_closure(items: Any, x: Tensor) -> Any:
+    total = len(items[0])
+
+    def grow(number: int) -> int:
+        nonlocal total
+        total += number
+        return total
+
+    first = items[0] + "?"
+    grow(3 if items[2] else 5)
+    return x * grow(2), first, [item * total for item in (1, 2)]
+
+
+def with_an_error(items: Any, x: Tensor) -> Any:
+    try:
+        name = items[0]
+        if items[1]:
+            raise ArithmeticError(name)
+    finally:
+        items.append("seen")
+    return x * 2, name
+
+
+def with_locals(items: Any, x: Tensor) -> Any:
+    name = items[0]
+    flag = items[1]
+    return x * 2, sorted(key for key in locals() if key != "x"), name, flag
+
+
+class Model(torch.nn.Module):
+    """A method with a name of the class in it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = torch.nn.Parameter(torch.ones(2))
+        self.seen: list[str] = []
+
+    def update(self, items: Any, x: Tensor) -> Any:
+        name = items[0]
+        self.seen.append(name)
+        y = x * self.weight
+        return super().__repr__() == "Model()", y + len(self.seen)
+
+
+@quiet
+@pytest.mark.parametrize("program", [with_defaults, with_a_closure, with_an_error, with_locals])
+def test_a_function_from_its_start(program: Callable[..., Any]) -> None:
+    for grad in (False, True):
+        checked(program, [(flags(number), torch.ones(2, requires_grad=grad) * number) for number in range(14)])
+
+
+@quiet
+def test_arguments_by_name() -> None:
+    compiled = dovetail.compile(with_defaults, backend="aten", recompile_limit=2)
+    for number in range(8):
+        args, named = (flags(number), torch.ones(2)), {"scale": 3.0, "other": number} if number % 2 else {}
+        same(with_defaults(*args, *args[:1], **named), compiled(*args, *args[:1], **named))
+    with pytest.raises(TypeError, match="missing 1 required positional argument: 'x'"):
+        compiled(flags(9))
+
+
+@quiet
+def test_a_method() -> None:
+    model, twin = Model(), Model()
+    compiled = dovetail.compile(model.update, backend="aten", recompile_limit=2)
+    for number in range(8):
+        same(twin.update(flags(number), torch.ones(2)), compiled(flags(number), torch.ones(2)))
+        assert model.seen == twin.seen
+    assert len(compiled.continuations()) > 0
+
+
+@quiet
+def test_one_graph_where_that_is_asked_for() -> None:
+    def function(items: Any, x: Tensor) -> Any:
+        name = items[0]
+        return x * 2, name
+
+    compiled = dovetail.compile(function, backend="aten", recompile_limit=2, fullgraph=True)
+    for number in range(5):
+        same(function(flags(number), torch.ones(2)), compiled(flags(number), torch.ones(2)))
+    assert not compiled.continuations()
