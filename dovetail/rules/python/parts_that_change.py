@@ -50,7 +50,8 @@ def go_on_for_real(dispatcher: Dispatcher, args: tuple[Any, ...], kwargs: dict[s
     if not _PARTS[dispatcher]:
         return None
     frames = _frames(dispatcher, args, kwargs)
-    return frames and functools.partial(_go_on, dispatcher, frames, failures[0].location if failures else None)
+    where = failures[0].location if failures else None
+    return None if frames is None else functools.partial(_go_on, dispatcher, frames, where)
 
 
 SURROUNDINGS.append(go_on_for_real)
@@ -58,7 +59,7 @@ SURROUNDINGS.append(go_on_for_real)
 
 def _frames(dispatcher: Dispatcher, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[Frame] | None:
     """The frames in which the code begins; None for a module, and for what is no function of Python."""
-    function = dispatcher.original
+    function: Any = dispatcher.original
     if type(dispatcher) is Continuation:
         return unflatten(function.point, args)
     if type(function) is types.MethodType:
