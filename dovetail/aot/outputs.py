@@ -7,7 +7,7 @@ function's results from them (:mod:`dovetail.runtime.spec`).
 
 from __future__ import annotations
 
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -19,7 +19,6 @@ from dovetail.aot.descriptors import AliasBase, Descriptor, MutatedInput, UserOu
 from dovetail.aot.tangents import overlaps_itself
 from dovetail.aot.views import AutogradView, StridedView, reads_other_bits, view_of_custom_function, whole_view
 from dovetail.errors import CaptureError
-from dovetail.guards import GuardSet
 from dovetail.guards.generator import DISJOINT
 from dovetail.runtime.spec import FreshOutput, InputOutput, Mutation, OutputTensor, ViewOutput
 from dovetail.torch_private import sizes as private_sizes
@@ -42,8 +41,12 @@ def describe_outputs(trace: Trace, result: CaptureResult) -> DescribedOutputs:
     found = _Description(trace, result.outputs)
     outputs = tuple(found.relate(position, value) for position, value in enumerate(result.outputs))
     written = _written_inputs(trace)
+    sharing: defaultdict[int, list[tuple[TracedInput, torch.Tensor]]] = defaultdict(list)
+    for item in trace.inputs if written else ():
+        for part in result.guards.memory(item.index, item.real):
+            sharing[_memory(part)].append((item, part))
     for item in written:
-        _check_mutation(trace, item, result.guards)
+        _check_mutation(trace, item, sharing[_memory(item.real)])
     mutations = tuple(found.mutation(item, result.input_descriptors[item.index]) for item in written)
     return DescribedOutputs(tuple(found.values), tuple(found.descriptors), outputs, mutations)
 
@@ -202,8 +205,8 @@ def _written_inputs(trace: Trace) -> list[TracedInput]:
     ]
 
 
-def _check_mutation(trace: Trace, item: TracedInput, guards: GuardSet) -> None:
-    """Raise :class:`CaptureError` for a write that cannot be written back."""
+def _check_mutation(trace: Trace, item: TracedInput, sharing: Sequence[tuple[TracedInput, torch.Tensor]]) -> None:
+    """Raise :class:`CaptureError` for a write that cannot be written back; ``sharing`` are the inputs in the same memory."""
     value, real, fake = item.value, item.real, item.node.meta["val"]
     is_changed = any(change.input_index == item.index for change in trace.metadata_changes)
     if not is_changed and (
@@ -219,11 +222,10 @@ def _check_mutation(trace: Trace, item: TracedInput, guards: GuardSet) -> None:
             f"{item.name} is written to, and several of its elements share one place in memory",
             advice="clone it first",
         )
-    memory, inputs = _memory(real), [other.real for other in trace.inputs]
-    is_disjoint = is_plain and not item.value.requires_grad and any(rule(inputs, item.index) for rule in DISJOINT)
-    for other in trace.inputs:
-        parts = [part for part in guards.memory(other.index, other.real) if not is_disjoint or part is not other.real]
-        if other is not item and any(_memory(part) == memory for part in parts):
-            raise CaptureError(
-                f"{item.name} is written to and shares memory with {other.name}", advice="clone one of them first"
-            )
+    parts = [(other.name, part is other.real) for other, part in sharing if other is not item]
+    inputs = [other.real for other in trace.inputs] if parts and is_plain and not value.requires_grad else []
+    is_disjoint = bool(inputs) and any(rule(inputs, item.index) for rule in DISJOINT)
+    for name, is_whole in parts:
+        if not (is_disjoint and is_whole):
+            advice = "clone one of them first"
+            raise CaptureError(f"{item.name} is written to and shares memory with {name}", advice=advice)

@@ -173,7 +173,7 @@ def _joint_graph(payload: Mapping[str, Any], reader: GraphReader, fake_mode: Any
     if sum(spec.output_differentiable) != len(inputs) - primals:
         raise ArtefactError("the artefact does not have one tangent for each differentiable output")
     fakes = [node.meta["val"] for node in placeholders[:primals]]
-    bindings = Bindings(fakes, [name_of_input(item) for item in inputs[:primals]])
+    bindings = Bindings().add(fakes, [name_of_input(item) for item in inputs[:primals]])
     recipe = StoredResult(payload["result"])
     return JointGraph(
         graph_module=private_tracing.lazy_graph_module(reader.root, reader.graph),

@@ -66,11 +66,14 @@ class _FastGenerator(Generator):
         self.native = native
         self._asked = False
         self._native_line: int | None = None
-        self._unrelated = tree.groups
+        groups = tree.groups
         if native is not None:
             for root in tree.roots.values():
                 self.take(native, root)
-            self._unrelated = native.relate(self._unrelated)
+            groups = native.relate(groups)
+        #: Those with a value that is not remembered, and all nodes in them.
+        self._open = [found for found in groups if any(node not in recorder.values for node in found[0])]
+        self._in_open = {node for found in self._open for node in found[0]}
         for node, value in self.recorder.values.items():
             for guard in node.guards:
                 if isinstance(guard.predicate, TensorMatch):
@@ -166,7 +169,7 @@ class _FastGenerator(Generator):
                 continue
             if node in self.anchors or not recorder.implies(node, predicate):
                 self.require(predicate.condition(self, node.source, value))
-        if node.kept is not None and any(node in group for group, _ in self.open_groups()):
+        if node.kept is not None and node in self._in_open:
             self.lines.append(f"        {node.kept} = {value}")
         for child in node.children.values():
             if child in recorder.values:
@@ -180,8 +183,7 @@ class _FastGenerator(Generator):
 
     def open_groups(self) -> list[Group]:
         """The groups with a value that is not remembered."""
-        values = self.recorder.values
-        return [found for found in self._unrelated if any(node not in values for node in found[0])]
+        return self._open
 
     def is_kept(self, node: Node) -> bool:
         """Whether a node's value is to be compared with that of another node."""

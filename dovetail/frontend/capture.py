@@ -9,9 +9,8 @@ import torch
 
 from dovetail.aot.capture_result import CaptureResult
 from dovetail.aot.descriptors import BufferInput, Descriptor, ParamInput, UserInput
-from dovetail.frontend import native_errors
 from dovetail.frontend.callee import argument_names, definition_of, read_when_used, refuse_generator_functions
-from dovetail.frontend.code.frame import Break, Stop, Unread
+from dovetail.frontend.code.frame import Break, Stop, Unread, is_marked_native
 from dovetail.frontend.code.points import ResumePoint, flatten
 from dovetail.frontend.code.resumption import Resumption
 from dovetail.frontend.interpreter.interpreter import Interpreter
@@ -140,7 +139,7 @@ class _Capture:
         """Refuse a graph break in a state that cannot be built again outside of the graph."""
         for frame in stop.frames:
             for value in (*frame.current_exceptions, *frame.stack):
-                if isinstance(value, BaseException) and native_errors.is_marked_native(value):
+                if isinstance(value, BaseException) and is_marked_native(value):
                     # The trace's own text of the error is not the real one.
                     raise Break("a graph break while an error of a tensor operation is handled")
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -33,6 +34,7 @@ def noting_views() -> Iterator[None]:
         yield
 
 
+@functools.cache
 def functional_form(overload: OpOverload) -> OpOverload | None:
     """The operator that returns the value that this one writes to its first argument; None where there is none.
 

@@ -167,11 +167,15 @@ class RecordingShapeEnv(private_sizes.QuickShapeEnv):
 class Bindings:
     """Where each symbol can be read at a later call: (input index, "size" | "stride" | "offset" | "value", dimension)."""
 
-    def __init__(self, values: Sequence[torch.Tensor], names: Sequence[str]) -> None:
+    def __init__(self) -> None:
         self.symbols: dict[Any, tuple[int, str, int]] = {}
         self.relations: list[tuple[int, str, int, Any]] = []
-        self.names = list(names)
-        for index, value in enumerate(values):
+        self.names: list[str] = []
+
+    def add(self, values: Sequence[torch.Tensor], names: Sequence[str]) -> Bindings:
+        """These bindings, with more inputs behind those that are known."""
+        first, self.names = len(self.names), [*self.names, *names]
+        for index, value in enumerate(values, first):
             parts: list[tuple[str, int, Any]] = [("size", dim, size) for dim, size in enumerate(value.shape)]
             parts += [("stride", dim, step) for dim, step in enumerate(value.stride())]
             parts.append(("offset", 0, value.storage_offset()))
@@ -186,6 +190,7 @@ class Bindings:
                     self.symbols[expression] = (index, kind, dim)
                 else:
                     self.relations.append((index, kind, dim, expression))
+        return self
 
     def text(self, place: tuple[int, str, int]) -> str:
         """The place as a user would write it."""

@@ -154,6 +154,7 @@ class Trace:
         self.recorder = Recorder()
         self.ambient = AmbientState.snapshot()
         self.inputs: list[TracedInput] = []
+        self._bindings = Bindings()
         self.freed: set[Any] = set()
         #: Objects that operators of the graph name by number; whatever can run the graph keeps them alive.
         self.kept_alive: list[Any] = []
@@ -405,8 +406,9 @@ class Trace:
 
     def bindings(self) -> Bindings:
         """The bindings of this trace: where its symbols are read at a later call."""
+        new = self.inputs[len(self._bindings.names) :]
         with private_calls.no_torch_function():
-            return Bindings([item.node.meta["val"] for item in self.inputs], [item.name for item in self.inputs])
+            return self._bindings.add([item.node.meta["val"] for item in new], [item.name for item in new])
 
     def begin_backward(self) -> None:
         """From here on, recorded nodes belong to the backward."""

@@ -404,7 +404,7 @@ def step(x):
 compile(step)(torch.ones(3))
 """,
         "return json_helpers.scaled(x",
-        ("  in json_helpers.py:4", "2 more in this call"),
+        ("  in json_helpers.py:4", "1 more in this call"),
     ),
     Mistake(
         "a hook that prints",

@@ -263,3 +263,13 @@ class Frame:
     def location(self, module: str = "") -> UserLocation:
         """The current place in the user's source; ``module`` is the path of the module whose code runs there."""
         return _location(self.code, self.line(), module)
+
+
+def mark_native(error: BaseException) -> None:
+    """Note on an exception that a tensor operation raised it, not the user's own code."""
+    error._dovetail_native = True  # type: ignore[attr-defined]
+
+
+def is_marked_native(error: BaseException) -> bool:
+    """Whether :func:`mark_native` was called on an exception."""
+    return bool(getattr(error, "_dovetail_native", False))

@@ -118,13 +118,6 @@ def length(interpreter: TracingInterpreter, args: Arguments, kwargs: Keywords) -
     return len(value)
 
 
-@rule(iter)
-def _iter(interpreter: TracingInterpreter, args: Arguments, kwargs: Keywords) -> Any:
-    if len(args) == 2:
-        return iter(interpreter.trampoline(args[0]), args[1])
-    return interpreter.iterate(args[0])
-
-
 class WrappingIterator(collections.abc.Iterator[Any]):
     """An iterator whose items went through the interpreter."""
 

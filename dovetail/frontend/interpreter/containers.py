@@ -82,6 +82,8 @@ class Containers(TracingInterpreter):
         if isinstance(key, torch.Tensor):
             raise Break("a tensor is used as an index into a Python list", "use a Python number")
         position, length = operator.index(key), plain_length(target)
+        if type(target) is list and -self.effects.only_appended(target) <= position < 0:  # wherever that is
+            return self.values.wrap(read_item(target, position))
         source = self.values.source_of(target)
         if position < 0 or position >= length:
             is_last = -length <= position < 0 and self.values.item_source(target, position + length) is not None
@@ -343,9 +345,11 @@ class Containers(TracingInterpreter):
                 self.values.whole(owner)
             self.effects.set_item(owner, *args)
             return None
-        if name == "append" and type(owner) in (list, deque) and count == 1:
-            self.effects.append(owner, args[0])
-            return None
+        is_end = type(owner) in (list, deque) and count == 1 and name in ("append", "extend", "__iadd__")
+        if is_end and (name == "append" or type(args[0]) in (list, tuple)):
+            for item in args if name == "append" else self.drain(args[0]):
+                self.effects.append(owner, item)
+            return owner if name == "__iadd__" else None
         if name == "pop" and isinstance(owner, set) and self.values.source_of(owner) is not None:
             raise Break("set.pop takes whichever item comes first in memory", "take a certain item")
         self.values.whole(owner)

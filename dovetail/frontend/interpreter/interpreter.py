@@ -13,9 +13,8 @@ from dataclasses import replace
 from typing import Any, TypeVar
 
 from dovetail.errors import CaptureError, DovetailError, Interruption, UserLocation
-from dovetail.frontend import native_errors
 from dovetail.frontend.code.bind import bind
-from dovetail.frontend.code.frame import Break, Frame, Return, Stop, Yield
+from dovetail.frontend.code.frame import Break, Frame, Return, Stop, Yield, is_marked_native
 from dovetail.frontend.code.points import FramePoint
 from dovetail.frontend.effects.left_open import LeftOpen
 from dovetail.frontend.instructions import handlers_of
@@ -211,12 +210,12 @@ class Interpreter(Names, Attributes, Stores, Operators, Calls, NativeCalls):
 
     def _steps_of_chain(self) -> tuple[int, ...]:
         """The current steps of the frames that could go on after a graph break: those called by a call instruction alone."""
-        steps: list[int] = []
-        for frame in self.frames:
-            if not frame.direct:
-                break
-            steps.append(frame.step)
-        return tuple(steps)
+        count = next((at for at, frame in enumerate(self.frames) if not frame.direct), None)
+        if count is None:
+            # A call into the standard library runs for real as a whole: random.sample goes on in a loop.
+            modules = [(frame.globals.get("__name__") or "").split(".", 1)[0] for frame in self.frames]
+            count = max((at for at, name in enumerate(modules, 1) if name not in sys.stdlib_module_names), default=1)
+        return tuple(frame.step for frame in self.frames[:count])
 
     def resume(self, frames: tuple[Frame, ...]) -> Any:
         """Go on where earlier calls stopped; all but the innermost frame wait for the result of a call."""
@@ -280,7 +279,7 @@ class Interpreter(Names, Attributes, Stores, Operators, Calls, NativeCalls):
         ):
             reason = f"a {type(error).__name__} is handled while sizes are symbolic"
             raise Retry(reason, change=CaptureSettings.with_fewer_symbols) from error
-        if native_errors.is_marked_native(error):
+        if is_marked_native(error):
             raise Break(
                 "an error raised by a tensor operation is caught", "check before the operation instead"
             ) from error

@@ -13,8 +13,7 @@ from typing import Any
 
 import torch
 
-from dovetail.frontend import native_errors
-from dovetail.frontend.code.frame import Break, LockTaken
+from dovetail.frontend.code.frame import Break, LockTaken, mark_native
 from dovetail.frontend.effects.left_open import LeftOpen
 from dovetail.frontend.interpreter.call_tables import (
     COMPARING,
@@ -132,7 +131,7 @@ class NativeCalls(TracingInterpreter):
             # One of a call without arguments depends on no tensor: the program may handle it.
             is_independent = not args and not kwargs and (owner is None or isinstance(owner, types.ModuleType))
             if not is_independent:
-                native_errors.mark_native(error)
+                mark_native(error)
             if is_independent or not private_tracing.needs_real_data(error):
                 raise
             trace.forgive_data_symbols(data_symbols)
@@ -143,7 +142,7 @@ class NativeCalls(TracingInterpreter):
                 handler(error, (*args, *kwargs.values()))
             # The text is that of the kernel for fake tensors, which need not be eager's.
             if is_tensor_method(function, args):
-                native_errors.mark_native(error)
+                mark_native(error)
             raise
         else:
             return result

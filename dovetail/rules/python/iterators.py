@@ -18,6 +18,13 @@ from dovetail.frontend.rules import Arguments, Keywords, rule
 from dovetail.rules.python.operator_functions import WRITING
 
 
+@rule(iter)
+def _iter(interpreter: TracingInterpreter, args: Arguments, kwargs: Keywords) -> Any:
+    if len(args) == 2:
+        return iter(interpreter.trampoline(args[0]), args[1])
+    return interpreter.iterate(args[0])
+
+
 @rule(next)
 def _next(interpreter: TracingInterpreter, args: Arguments, kwargs: Keywords) -> Any:
     done, value = interpreter.advance(args[0])

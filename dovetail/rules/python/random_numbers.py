@@ -11,7 +11,6 @@ and at numbers that are whole, of which 0 and 1 are no symbols.
 from __future__ import annotations
 
 import dataclasses
-import itertools
 import random
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -99,7 +98,7 @@ class Draws:
         calls = (*self._calls.get(library, ()), (method, args))
         may_be_plain = IN_THE_GRAPH in settings.observed
         if not (shapes.allowed or may_be_plain) or values.in_backward or not settings.allows(IN_THE_GRAPH):
-            raise _refusal(self._interpreter, library, method)
+            raise _refusal(library, method)
         if shapes.allowed and IN_THE_GRAPH not in shapes.numbers:
             self._interpreter.trace.findings.changing_numbers.add(IN_THE_GRAPH)
             self._interpreter.trace.findings.observed[IN_THE_GRAPH] = True
@@ -107,7 +106,7 @@ class Draws:
         source = Draw(values.pin(generator, library), calls)
         value = source.read(generator)
         if type(value) is not float or not can_be_symbolic(value):
-            raise _refusal(self._interpreter, library, method)
+            raise _refusal(library, method)
         self._calls[library] = calls
         # An attempt with symbols has failed: where the program itself raises, it does with plain numbers too.
         number = values.symbolic_number(value, source) if shapes.allowed else values.read(value, source)
@@ -161,16 +160,10 @@ def _draws(source: Any) -> Iterator[Draw]:
             yield from _draws(item)
 
 
-def _refusal(interpreter: TracingInterpreter, library: str, method: str) -> Break:
-    """A graph break around the whole of what the program calls: a choice or a shuffle draws in a loop of its own."""
-    frames = interpreter.frames
-    stop = Break(
+def _refusal(library: str, method: str) -> Break:
+    return Break(
         f"{library}.{method}() is another number at each call", "draw it outside of the function", is_clean=True
     )
-    outer = list(itertools.takewhile(lambda frame: frame.globals is not vars(random), frames))
-    if 0 < len(outer) < len(frames) and all(frame.direct for frame in frames):
-        stop.steps, stop.is_clean = tuple(frame.step for frame in outer), False
-    return stop
 
 
 def _are_numbers(args: Arguments) -> bool:
@@ -187,13 +180,13 @@ def _random(interpreter: TracingInterpreter, args: Arguments, kwargs: Keywords) 
     frame = interpreter.frames[-1]
     if frame.globals is vars(random) and frame.code.co_name not in _OF_PYTHON:
         # Of a choice or a shuffle, which needs to know it exactly.
-        raise _refusal(interpreter, "random", "random")
+        raise _refusal("random", "random")
     return interpreter.state(Draws).draw("random", "random", ())
 
 
 @rule(random.getrandbits)
 def _whole(interpreter: TracingInterpreter, args: Arguments, kwargs: Keywords) -> Any:
-    raise _refusal(interpreter, "random", "getrandbits")
+    raise _refusal("random", "getrandbits")
 
 
 def _register(method: str, function: Any) -> None:

@@ -18,6 +18,7 @@ from dovetail.frontend.protocol import TracingInterpreter
 from dovetail.frontend.rules import STAND_INS, Arguments, Keywords, operator_rule, rule
 from dovetail.guards.reading import plain_items, plain_keys
 from dovetail.rules.python.iterators import called_for_items
+from dovetail.rules.sizes.places import check_numbers
 from dovetail.torch_private import sizes as private_sizes
 from dovetail.torch_private import tracing as private_tracing
 
@@ -107,6 +108,7 @@ def _numbers_of(interpreter: TracingInterpreter, value: Any) -> list[Any] | None
     """The items of a list of floats that existed before, read one by one: some may change from call to call."""
     if type(value) not in (list, tuple, deque) or not any(type(item) is float for item in value):
         return None
+    check_numbers(interpreter, value)
     interpreter.guard_length(value)
     return [interpreter.load_item(value, place) for place in range(len(value))]
 

@@ -17,6 +17,7 @@ import torch
 from dovetail.errors import CaptureError
 from dovetail.frontend.protocol import TracingInterpreter
 from dovetail.frontend.rules import Arguments, Keywords, method_rule, rule
+from dovetail.rules.sizes.places import check_numbers
 from dovetail.torch_private import sizes as private_sizes
 
 _aten = torch.ops.aten
@@ -55,6 +56,7 @@ def make_tensor(interpreter: TracingInterpreter, function: Any, args: tuple[Any,
         name: value for name, value in kwargs.items() if name != "data" and value is not None and value is not False
     }
     shape: list[int] = []
+    check_numbers(interpreter, data)
     numbers = _numbers(data, shape, 0)
     dtype = rest.pop("dtype", None)
     if (

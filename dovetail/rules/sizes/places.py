@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import operator
 from collections import deque
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -12,7 +13,7 @@ from dovetail.frontend.code.frame import Break
 from dovetail.frontend.protocol import TracingInterpreter
 from dovetail.frontend.rules import Arguments, number_rule, operator_rule
 from dovetail.guards import ComputedSource
-from dovetail.guards.reading import plain_length, read_item
+from dovetail.guards.reading import plain_items, plain_length, read_item
 from dovetail.rules.sizes.exact_numbers import source_of_number
 from dovetail.torch_private import sizes as private_sizes
 from dovetail.trace.settings import GRAPH_BREAKS
@@ -58,20 +59,38 @@ def store_item(interpreter: TracingInterpreter, function: Any, operands: Argumen
 
 @operator_rule(iter)
 def go_through(interpreter: TracingInterpreter, function: Any, operands: Arguments) -> Any:
-    """End the graph where a loop goes over a list of numbers that differed in every capture, such as places drawn at random."""
-    items, values, trace = operands[0], interpreter.values, interpreter.trace
+    """End the graph where a loop goes over a list of numbers or texts that differed in every capture, such as places drawn at
+    random, or that was longer in every one, such as a history of losses.
+    """
+    _check_items(interpreter, operands[0], lambda name, item: True)
+    return NotImplemented
+
+
+def check_numbers(interpreter: TracingInterpreter, items: Any) -> None:
+    """As above where each number is read by itself: one that was seen to change is a symbol."""
+    shapes = interpreter.trace.settings.shapes
+    _check_items(interpreter, items, lambda name, item: not shapes.is_symbolic_number(item, name, False))
+
+
+def _check_items(interpreter: TracingInterpreter, items: Any, is_held: Callable[[str, Any], bool]) -> None:
+    """``is_held(name, item)`` says of a number or text whether its guard is that it is equal."""
+    values, settings, findings = interpreter.values, interpreter.trace.settings, interpreter.trace.findings
     source = values.source_of(items) if type(items) in (list, tuple, deque) else None
-    if source is None or not items or values.in_backward or not all(type(item) in (int, float) for item in items):
-        return NotImplemented
-    key = "gone through", source.name, len(items)
-    contents = trace.settings.observed.get(key, frozenset())
-    if len(contents) <= _MOST_CONTENTS:
-        contents = trace.findings.observed[key] = contents | {tuple(items)}
-    settings = trace.settings
-    if len(contents) > _MOST_CONTENTS and settings.allows(GRAPH_BREAKS) and settings.allows(_LOOPS_BETWEEN_GRAPHS):
+    if source is None or values.in_backward or not settings.allows(GRAPH_BREAKS):
+        return
+    held = tuple(
+        item
+        for at, item in enumerate(plain_items(items))
+        if type(item) in (int, float, bool, str) and is_held(f"{source.name}[{at}]", item)
+    )
+    frame = interpreter.frames[-1]
+    key = "contents", source.name, frame.code, frame.position
+    seen = settings.observed.get(key, frozenset())
+    if held and len(seen) <= _MOST_CONTENTS:
+        seen = findings.observed[key] = seen | {held}
+    if len(seen) > _MOST_CONTENTS and settings.allows(_LOOPS_BETWEEN_GRAPHS):
         raise Break(
-            f"a loop goes over the numbers in {source.name}, which are others at each call",
+            f"a loop goes over the items of {source.name}, which are others at each call",
             "keep the numbers in a tensor",
             otherwise=_LOOPS_BETWEEN_GRAPHS,
         )
-    return NotImplemented
