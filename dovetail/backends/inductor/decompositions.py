@@ -10,6 +10,8 @@
   a GPU, and on a CPU for 32 numbers at most.
 - The gradient of ``nll_loss``, as a comparison of each element: Inductor's own decomposition scatters into zeros, which takes the
   memory of all scores once more (torch 2.11 to 2.13).
+- The gradient of a nearest neighbour by a scale in two dimensions: Inductor takes the scale to be the quotient of the sizes, and
+  the gradient of ``interpolate(x, scale_factor=1.7)`` was silently wrong (torch 2.13).
 """
 
 from __future__ import annotations
@@ -273,6 +275,26 @@ def nll_loss_backward(
     return torch.where((classes == wanted) & (wanted != ignore_index), -value, 0).to(scores.dtype)
 
 
+def nearest_backward(
+    gradient: Tensor,
+    output_size: Sequence[Any],
+    input_size: Sequence[Any],
+    scales_h: float | None = None,
+    scales_w: float | None = None,
+) -> Any:
+    """Return the gradient of the nearest neighbour in two dimensions; Inductor's own where the sizes alone decide."""
+    if scales_h is None and scales_w is None:
+        return NotImplemented
+    places = []
+    for before, after, scale in zip(input_size[2:], output_size, (scales_h, scales_w), strict=True):
+        # In single precision, as eager's kernels find them.
+        step = before / after if scale is None else 1 / scale
+        place = torch.arange(after, device=gradient.device, dtype=torch.float32) * step
+        places.append(place.to(torch.int64).clamp(max=before - 1))
+    rows, columns = places
+    return _aten.index_put(gradient.new_zeros(input_size), [None, None, rows[:, None], columns], gradient, True)
+
+
 class Decompositions(collections.UserDict[Any, Rule]):
     """:func:`wanted_decompositions`, made when somebody looks: a graph that comes from the cache is decomposed already."""
 
@@ -297,6 +319,7 @@ def wanted_decompositions() -> dict[Any, Rule]:
     table |= {_aten.nll_loss_backward.default: nll_loss_backward, _aten._efficientzerotensor.default: _zeros_in_memory}
     table |= changing_numbers(table)
     table |= outer_products(table)
+    table[_aten.upsample_nearest2d_backward.default] = nearest_backward
     return {target: rule for target, rule in table.items() if not draws_random_numbers(target)}
 
 
