@@ -111,6 +111,40 @@ def scale_before_adding(job: Job) -> None:
         node.args, node.kwargs = (first, second), {}
 
 
+_CONVERT = torch.ops.prims.convert_element_type.default
+_HALF = (torch.bfloat16, torch.float16)
+
+
+def _bits(node: torch.fx.Node, dtype: torch.dtype) -> torch.fx.Node:
+    """The bits of a value as another type, right behind it."""
+    with node.graph.inserting_after(node):
+        made = node.graph.call_function(torch.ops.aten.view.dtype, (node, dtype))
+    made.meta = {**node.meta, "val": node.meta["val"].view(dtype)}
+    return made
+
+
+def _rounded(x: torch.Tensor) -> torch.Tensor:
+    return (x / 7).bfloat16().float() + 1
+
+
+@quirk(WORKAROUNDS, example=_example(_rounded, (50,)))
+def keep_explicit_rounding(job: Job) -> None:
+    """Round where the program converts to half precision and back: Inductor computes half precision in single, and rounded nothing.
+
+    ``x + (x.bfloat16().float() - x).detach()``, which trains for half precision, was ``x``. The bits of a rounded number, taken
+    as whole numbers, are rounded.
+    """
+    graph = job.graph.graph
+    for node in graph.find_nodes(op="call_function", target=_CONVERT):
+        dtype = node.args[1]
+        readers = [user for user in node.users if user.target is _CONVERT and user.args[1] != dtype]
+        if dtype not in _HALF or not any(user.args[1].is_floating_point for user in readers):
+            continue
+        rounded = _bits(_bits(node, torch.int16), dtype)
+        for user in readers:
+            user.replace_input_with(node, rounded)
+
+
 def give_sizes_as_inputs(job: Job) -> None:
     """Symbolic sizes become inputs of their own, where Inductor's cache looks for them.
 
