@@ -236,11 +236,17 @@ class NativeStep:
         self._manager.add_dict_contains_guard(False, key, [self._name], None)
 
 
+_CONSTANTS = (int, float, bool, str, type(None))
+
+
 def _example(value: Any) -> Any:
     """The example of a value for torch. Where it is shown a dictionary, it asks later values for their count of writes before it
     asks for their types; from Python 3.12 on it raises where a value is no dictionary, and leaves torch functions disabled.
+    Nor is it shown a text or number that may have attributes, nor a tuple: torch asks nothing below what it takes for a constant, as
+    long as nobody writes to the dictionary that it is in.
     """
-    return None if isinstance(value, dict) else value
+    is_shown = type(value) in _CONSTANTS or not isinstance(value, (dict, tuple, int, float, str))
+    return value if is_shown else object()
 
 
 def _manager_kind() -> Any:
@@ -272,7 +278,8 @@ def has_native_guards() -> bool:
     def function(number: Any = None) -> Any:
         return number
 
-    slotted, owner, table, items = Slotted(), Derived(), {"key": "text"}, [1, 2]
+    slotted, owner, items = Slotted(), Derived(), [1, 2]
+    table: dict[str, Any] = {"key": "text", "inner": {}, "filled": {"key": 1}}
     pair, code, other = [items, items], function.__code__, (lambda number=None: 1).__code__
     slotted.place = 1
 
@@ -289,7 +296,9 @@ def has_native_guards() -> bool:
         at(table).item(dict, "key", "text").equals("text")
         at(items).has_length(2, False)
         at(items).item(list, 1, 2).is_object(items[1])
-        at(table).has_length(1, True)
+        at(table).has_length(3, True)
+        at(table).item(dict, "inner", table["inner"]).has_length(0, True)
+        at(table).item(dict, "filled", table["filled"]).item(dict, "key", 1).equals(1)
         at(pair).item(list, 0, pair[0]).is_same_as(at(pair).item(list, 1, pair[1]))
 
     changes: list[tuple[Callable[[], None], Callable[[], None]]] = [
@@ -302,7 +311,9 @@ def has_native_guards() -> bool:
         (lambda: delattr(Base, "attribute"), lambda: setattr(Base, "attribute", 1)),
         (lambda: table.__setitem__("key", "other"), lambda: table.__setitem__("key", "text")),
         (lambda: table.__setitem__("late", "text"), lambda: table.__delitem__("late")),
-        (table.clear, lambda: table.__setitem__("key", "text")),
+        (lambda: table["inner"].update(late=1), lambda: table["inner"].clear()),
+        (lambda: table["filled"].update(key=2), lambda: table["filled"].update(key=1)),
+        (table.clear, lambda: table.update(key="text", inner={}, filled={"key": 1})),
         (lambda: items.append(3), lambda: items.__delitem__(2)),
         (lambda: pair.__setitem__(0, []), lambda: pair.__setitem__(0, items)),
         (lambda: pair.__setitem__(1, []), lambda: pair.__setitem__(1, items)),

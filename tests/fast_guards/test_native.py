@@ -307,3 +307,42 @@ def test_what_was_a_dictionary_is_none_any_more(later: Any) -> None:
     assert not holds() and torch_function_switches() == (True, False)
     owner.place = later
     assert not holds() and torch_function_switches() == (True, False)
+
+
+@pytest.mark.parametrize(
+    ("change", "undo"),
+    [
+        (lambda tables: tables["empty"].update(late=1), lambda tables: tables["empty"].clear()),
+        (lambda tables: tables["filled"].update(rate=3.0), lambda tables: tables["filled"].update(rate=2.0)),
+        (lambda tables: tables["filled"].update(late=1), lambda tables: tables["filled"].pop("late")),
+        (lambda tables: tables["filled"]["inner"].update(late=1), lambda tables: tables["filled"]["inner"].clear()),
+        (lambda tables: tables["items"].append(3), lambda tables: tables["items"].pop()),
+        (lambda tables: setattr(tables["text"], "rate", 3.0), lambda tables: setattr(tables["text"], "rate", 2.0)),
+        (
+            lambda tables: setattr(tables["pair"][0], "rate", 3.0),
+            lambda tables: setattr(tables["pair"][0], "rate", 2.0),
+        ),
+    ],
+)
+def test_containers_in_globals_change(
+    change: Callable[[dict[str, Any]], Any], undo: Callable[[dict[str, Any]], Any]
+) -> None:
+    helpers = "".join(f"def helper_{number}(x):\n    return x + {number}\n" for number in range(12))
+    calls = "".join(f"    x = helper_{number}(x)\n" for number in range(12))
+    body = "    return [x * filled['rate'], dict(empty), 'late' in filled, list(filled['inner'].values()), len(items), text.rate, pair[0].rate]\n"
+    source = (
+        f"empty, filled, items = {{}}, {{'rate': 2.0, 'inner': {{}}}}, [1]\n{helpers}def function(x):\n{calls}{body}"
+    )
+    scope: dict[str, Any] = {"__name__": __name__}
+    exec(source, scope)
+    function = scope["function"]
+    compiled = dovetail.compile(function, backend="aten")
+    x = torch.ones(3)
+    for _ in range(2):
+        for _ in range(4):
+            compiled(x)
+        change(scope)
+        found, expected = compiled(x), function(x)
+        assert found[1:] == expected[1:]
+        assert torch.equal(found[0], expected[0])
+        undo(scope)
