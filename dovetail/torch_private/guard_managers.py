@@ -242,8 +242,8 @@ _CONSTANTS = (int, float, bool, str, type(None))
 def _example(value: Any) -> Any:
     """The example of a value for torch. Where it is shown a dictionary, it asks later values for their count of writes before it
     asks for their types; from Python 3.12 on it raises where a value is no dictionary, and leaves torch functions disabled.
-    Nor is it shown a text or number that may have attributes, nor a tuple: torch asks nothing below what it takes for a constant, as
-    long as nobody writes to the dictionary that it is in.
+    Nor is it shown a text or number that may have attributes, nor a tuple: torch asks nothing below what it takes for a
+    constant, as long as nobody writes to the dictionary that it is in.
     """
     is_shown = type(value) in _CONSTANTS or not isinstance(value, (dict, tuple, int, float, str))
     return value if is_shown else object()

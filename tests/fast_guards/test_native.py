@@ -329,10 +329,18 @@ def test_containers_in_globals_change(
 ) -> None:
     helpers = "".join(f"def helper_{number}(x):\n    return x + {number}\n" for number in range(12))
     calls = "".join(f"    x = helper_{number}(x)\n" for number in range(12))
-    body = "    return [x * filled['rate'], dict(empty), 'late' in filled, list(filled['inner'].values()), len(items), text.rate, pair[0].rate]\n"
-    source = (
-        f"empty, filled, items = {{}}, {{'rate': 2.0, 'inner': {{}}}}, [1]\n{helpers}def function(x):\n{calls}{body}"
-    )
+    source = f"""
+class Text(str):
+    rate = 2.0
+
+text, pair, empty, filled, items = Text(), (Text(),), {{}}, {{"rate": 2.0, "inner": {{}}}}, [1]
+text.rate = pair[0].rate = 2.0
+{helpers}
+def function(x):
+{calls}
+    rates = filled["rate"], text.rate, pair[0].rate
+    return [x * filled["rate"], rates, dict(empty), "late" in filled, list(filled["inner"].values()), len(items)]
+"""
     scope: dict[str, Any] = {"__name__": __name__}
     exec(source, scope)
     function = scope["function"]
