@@ -10,6 +10,7 @@ import torch
 import dovetail
 from dovetail.errors import OutgrownError
 from dovetail.reports.explanation import compiled_function
+from dovetail.versions import parse
 from tests.differential import check
 
 ONE, TWO = torch.tensor([0, 1]), torch.tensor([0, 9])
@@ -112,7 +113,8 @@ BATCHES = [
     (UNKNOWN_WORD, LABELS),
     (GOOD, BAD_LABEL),
     (GOOD, IGNORED_LABEL),
-    (GOOD, -LABELS),
+    # Inductor of older torch counts a label below zero from the end, under torch.compile as well.
+    (GOOD, -LABELS if parse(torch.__version__) >= (2, 13) else BAD_LABEL),
     (GOOD, LABELS),
 ]
 
