@@ -70,6 +70,26 @@ def pool_fractions_by_kernel(job: Job) -> None:
         job.before.append(lambda: private_inductor.inductor_runs_as_is(found, instead=True))
 
 
+_AVERAGES = (torch.ops.aten.avg_pool2d_backward.default, torch.ops.aten.avg_pool3d_backward.default)
+
+
+def _averaged(x: torch.Tensor) -> torch.Tensor:
+    return F.avg_pool2d(x.cumsum(2), 2, ceil_mode=True).square()
+
+
+@quirk(WORKAROUNDS, example=_example(_averaged, (1, 1, 7, 7), order=1, stays=True))
+def average_cut_windows_by_kernel(job: Job) -> None:
+    """Give the gradient of ``avg_pool`` with ``ceil_mode`` by eager's kernel: Inductor divides the windows that are cut off at
+    the end by the size of whole ones.
+    """
+    graph = job.graph.graph
+    nodes = [node for target in _AVERAGES for node in graph.find_nodes(op="call_function", target=target)]
+    # (gradient, input, kernel_size, stride, padding, ceil_mode, ...)
+    cut = {node.target for node in nodes if node.args[5]}
+    if cut:
+        job.before.append(lambda: private_inductor.inductor_runs_as_is(cut, instead=True))
+
+
 @quirk(WORKAROUNDS, example=_example(lambda x: (F.dropout(x, 0.5), x * 2)[1], (5,)))
 def keep_unused_draws(job: Job) -> None:
     """Random operators draw even if nobody uses their results: later draws must be eager's.
