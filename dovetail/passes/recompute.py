@@ -14,7 +14,7 @@ import torch
 
 from dovetail.aot.backward_graphs import FlatCallable
 from dovetail.aot.descriptors import BufferInput, ParamInput
-from dovetail.aot.nodes import SAVE, memory_of, must_stay, saved_bytes
+from dovetail.aot.nodes import IN_BACKWARD, SAVE, memory_of, must_stay, saved_bytes
 from dovetail.aot.partition import ChooseSaved, Saved, Split, as_saved
 from dovetail.aot.steps import BackendGraph, Lowering, before_backend, choose_saved
 from dovetail.passes.memory_budget import MemoryReport, choose_budget, collect_candidates, solve
@@ -45,7 +45,7 @@ def saved_by(
         if memory_budget is None and strategy == "minimum_cut":
             given = [node for node, gradient in zip(split.primals, split.gradients, strict=True) if gradient is None]
             data = [node for node in given if not isinstance(node.meta.get("desc"), ParamInput)]
-            changing |= set(map(memory_of, data)) - set(map(memory_of, split.read))
+            changing |= set(map(memory_of, data)) - _kept_by_eager(split)
         _save_what_reads(split, changing - {None})
         saved = as_saved(split.read if strategy == "save_all" else minimum_cut(split.read, reused=split.reused))
         if memory_budget is None:
@@ -64,6 +64,12 @@ def saved_by(
         return Saved(saved, report)
 
     return choose
+
+
+def _kept_by_eager(split: Split) -> set[int | None]:
+    """The memory that eager's backward reads, also where operators of the backward were decomposed into some that need no tangent."""
+    formulas = [node for node in split.nodes if node.meta.get("phase") == "backward" and not node.meta.get(IN_BACKWARD)]
+    return {memory_of(node) for node in [*split.read, *(each for node in formulas for each in node.all_input_nodes)]}
 
 
 def _save_what_reads(split: Split, memories: Collection[int | None]) -> None:

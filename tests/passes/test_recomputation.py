@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 import torch
+from torch.nn import functional
 
 import dovetail
 from dovetail.aot.nodes import BACKWARD_RUN
@@ -188,6 +189,27 @@ def test_what_is_made_of_data_is_kept_where_the_data_is_written(backend: str, pr
             queue.mul_(0.5)
         gradients.append(features.grad)
     torch.testing.assert_close(gradients[1], gradients[0], rtol=1e-5, atol=1e-5)
+
+
+def test_labels_are_kept_and_not_a_mask_of_all_classes() -> None:
+    """Inductor's formula makes the mask without a tangent; eager keeps the labels, so that the mask can be made later."""
+
+    def loss(rows: torch.Tensor, labels: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+        return functional.cross_entropy(rows.sin(), labels) + functional.binary_cross_entropy(rows.sigmoid(), targets)
+
+    rows = torch.randn(24, 50, requires_grad=True)
+    labels, targets = torch.randint(50, (24,)), torch.rand(24, 50)
+    compiled = dovetail.compile(loss, backend="inductor", fullgraph=True, tiers="wait")
+    result = compiled(rows, labels, targets)
+    kept = [value for value in result.grad_fn.saved_tensors if value is not None]
+    assert not [value for value in kept if value.dtype == torch.bool]
+    result.backward()
+    expected = torch.autograd.grad(loss(rows, labels, targets), rows)[0]
+    torch.testing.assert_close(rows.grad, expected)
+    result = compiled(rows, labels, targets)
+    labels.fill_(1)
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        result.backward()
 
 
 class _Queue(torch.nn.Module):
