@@ -104,9 +104,20 @@ def generator_of_its_own() -> Iterator[None]:
     >>> torch.equal(torch.get_rng_state(), state)
     True
     """
+    with _generator(torch.Generator()):
+        yield
+
+
+def the_default_generator() -> contextlib.AbstractContextManager[None]:
+    """In this thread, :mod:`torch.random` reads and sets the default generator, also while a trace has one of its own."""
+    return _generator(torch.default_generator)
+
+
+@contextlib.contextmanager
+def _generator(generator: torch.Generator) -> Iterator[None]:
     owner = threading.get_ident()
     with _generators_lock:
-        _GENERATORS.setdefault(owner, []).append(torch.Generator())
+        _GENERATORS.setdefault(owner, []).append(generator)
         torch.random.default_generator = _BY_THREAD
     try:
         yield

@@ -6,10 +6,14 @@ import functools
 import inspect
 import logging
 import operator
+import os
+import sys
 import types
 import typing
 import weakref
 from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -20,12 +24,14 @@ from dovetail.frontend.interpreter.call_tables import LOOKING, runs_natively
 from dovetail.frontend.protocol import TracingInterpreter
 from dovetail.frontend.rules import Arguments, Keywords, callable_rule, called_rule, rule, wrapper_rule
 from dovetail.frontend.values.leaves import is_leaf_value, plain_numbers
-from dovetail.guards import Answers, ComputedSource, Identity
+from dovetail.guards import Answers, ComputedSource, Equals, Identity, Source
 from dovetail.runtime.recipe_builder import MADE_BY_CALL, interpreted_of
+from dovetail.torch_private import checkpoints as private_checkpoints
 from dovetail.torch_private import libraries as private_libraries
 from dovetail.torch_private import sizes as private_sizes
 from dovetail.torch_private import tracing as private_tracing
 from dovetail.torch_private import trees as private_trees
+from dovetail.trace.repeats import draws_random_numbers
 
 LOOKING.update(
     (types.SimpleNamespace, weakref.ref), filter(inspect.isfunction, map(vars(inspect).get, inspect.__all__))
@@ -145,22 +151,48 @@ def _get_one(interpreter: TracingInterpreter, kind: type, target: Any, item: Any
 _LIBRARIES = ("site-packages", "dist-packages")
 
 
+@functools.cache
+def _has_packages(folder: str) -> bool:
+    """Whether packages were installed into a folder (``pip install --target``)."""
+    return any(Path(folder).glob("*.dist-info"))
+
+
 def is_in_library(path: str | None) -> bool:
     """Whether a file belongs to an installed package."""
-    return any(place in (path or "") for place in _LIBRARIES)
+    if path is None or any(place in path for place in _LIBRARIES):
+        return path is not None
+    return any(path.startswith(folder + os.sep) and _has_packages(folder) for folder in sys.path if folder)
 
 
 # Hashed by identity, and no state of theirs is what a cached result depends on.
 _CACHE_KEYS = (logging.Logger, types.FunctionType, types.ModuleType, type)
 
 
-def cached_result(function: Any, args: tuple[Any, ...], kwargs: tuple[tuple[str, Any], ...]) -> Any:
-    """The result that a function with a cache has now.
+@dataclass(frozen=True)
+class CachedCall:
+    """A call of a function with a cache, by the number of its positional arguments and the names of the others.
 
-    >>> cached_result(functools.cache(max), (1, 2), ())
-    2
+    >>> CachedCall(1, ("default",))(functools.cache(max), (), 7)
+    7
     """
-    return function(*args, **dict(kwargs))
+
+    positional: int
+    names: tuple[str, ...]
+
+    def __call__(self, function: Any, *given: Any) -> Any:
+        """Return the result that the function has now."""
+        keywords = zip(self.names, given[self.positional :], strict=True)
+        return function(*given[: self.positional], **dict(keywords))
+
+
+def keeps_its_results(function: Any) -> bool:
+    """Whether a cache has room, so that it forgets nothing while it is asked.
+
+    >>> keeps_its_results(functools.lru_cache(maxsize=0)(max))
+    False
+    """
+    info = function.cache_info()
+    return info.maxsize is None or info.currsize < info.maxsize
 
 
 @callable_rule(functools._lru_cache_wrapper)
@@ -178,31 +210,51 @@ def _cached(interpreter: TracingInterpreter, function: Any, args: Arguments, kwa
     if has_library_code and any(map(private_sizes.is_symbolic, private_trees.tree_leaves(given))):
         return interpreter.call(function.__wrapped__, args, kwargs)
     given = [plain_numbers(item) for item in given]
-    if not all(is_leaf_value(item) or isinstance(item, _CACHE_KEYS) for item in given):
+    places = [_place_of_key(interpreter, item) for item in given]
+    if not all(is_leaf_value(place) or isinstance(place, (*_CACHE_KEYS, Source)) for place in places):
         if has_library_code:
             return interpreter.call(function.__wrapped__, args, kwargs)
         raise Break(f"the cache of {name} is asked for an object", "call it outside")
-    positional, keywords = tuple(given[: len(args)]), tuple(zip(kwargs, given[len(args) :], strict=True))
-    with private_tracing.disable_current_modes():
-        result = cached_result(function, positional, keywords)
+    call = CachedCall(len(args), tuple(kwargs))
+    was_empty, state = function.cache_info().currsize == 0, torch.default_generator.get_state()
+    with private_tracing.disable_current_modes(), private_checkpoints.the_default_generator():
+        result = call(function, *given)
+    if was_empty and not torch.equal(state, torch.default_generator.get_state()):
+        _check_order(interpreter, function, name, state)
     values = interpreter.values
-    if is_leaf_value(result):
-        wrapped = function.__wrapped__
-        if not has_library_code and interpreted_of(wrapped) is wrapped and not values.is_created(wrapped):
-            # A cache that was cleared computes again, so the guard asks it, as eager would.
-            asked = Answers(cached_result, (positional, keywords), result)
-            source = values.pin(function, name)
-            values.guard(source, asked, f"the cache of {name} was asked")
-        return result
-    if has_library_code and not isinstance(result, (torch.nn.Module, Iterator)):
-        result_name = f"result of {name}"
-        if isinstance(result, torch.Tensor):
-            # An input of the graph: a cache that was cleared, or has forgotten it, makes another one.
-            place = values.pin(function, name), positional, keywords
-            return values.read(result, ComputedSource(cached_result, place, result_name))
+    if has_library_code and not isinstance(result, (torch.Tensor, torch.nn.Module, Iterator)):
         # The object in the cache itself: what is read from it is guarded.
-        return values.read(result, values.pin(result, result_name))
-    raise Break(f"{name} has a cache, and its result is no constant", "call it outside")
+        return result if is_leaf_value(result) else values.read(result, values.pin(result, f"result of {name}"))
+    wrapped = function.__wrapped__
+    is_made_before = interpreted_of(wrapped) is wrapped and not values.is_created(wrapped)
+    # A cache that was cleared computes again, so it is asked in each call, as in eager.
+    source = ComputedSource(call, (values.pin(function, name), *places), f"result of {name}")
+    if is_leaf_value(result):
+        if is_made_before:
+            values.guard(source, Equals(result), f"the cache of {name} was asked")
+        return result
+    if isinstance(result, Iterator) or not (has_library_code or (is_made_before and keeps_its_results(function))):
+        raise Break(f"{name} has a cache, and its result is no constant", "call it outside")
+    if not has_library_code:
+        values.guard(values.pin(function, name), Answers(keeps_its_results, (), True), f"the cache of {name} was asked")
+    return values.read(result, source)
+
+
+def _check_order(interpreter: TracingInterpreter, function: Any, name: str, state: torch.Tensor) -> None:
+    """Have a function that draws random numbers run after what was drawn before it, which is only recorded so far."""
+    if any(draws_random_numbers(node.target) for node in interpreter.trace.graph.nodes):
+        torch.default_generator.set_state(state)
+        function.cache_clear()
+        raise Break(f"{name} has a cache, and draws random numbers the first time", "call it before")
+
+
+def _place_of_key(interpreter: TracingInterpreter, item: Any) -> Any:
+    """A constant, or the source of an object that is hashed by its identity."""
+    kind: Any = type(item)
+    is_by_identity = kind.__hash__ is object.__hash__ and kind.__eq__ is object.__eq__
+    if is_leaf_value(item) or isinstance(item, _CACHE_KEYS) or not is_by_identity:
+        return item
+    return interpreter.values.source_of(item) or item
 
 
 @called_rule
