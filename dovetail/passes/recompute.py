@@ -67,7 +67,7 @@ def saved_by(
 
 
 def _kept_by_eager(split: Split) -> set[int | None]:
-    """The memory that eager's backward reads, also where operators of the backward were decomposed into some that need no tangent."""
+    """The memory that eager's backward reads, also in operators that were decomposed into some that need no tangent."""
     formulas = [node for node in split.nodes if node.meta.get("phase") == "backward" and not node.meta.get(IN_BACKWARD)]
     return {memory_of(node) for node in [*split.read, *(each for node in formulas for each in node.all_input_nodes)]}
 
