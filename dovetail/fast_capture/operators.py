@@ -7,8 +7,8 @@ tensors (type, sizes, strides, device, ...). So the first time is torch's, and t
 tensors that can be made again. Later times put down the same node on other arguments; autograd, which is above, and the views
 and writes of functionalisation, which torch still does itself, see no difference.
 
-Whatever is not such a plain case goes torch's way every time: symbolic sizes, known data, writes, operators
-with a rule of their own, and each one whose result made again is not that of torch in every respect.
+Whatever is not such a plain case goes torch's way every time: symbolic sizes, known data, operators that write to several
+arguments, operators with a rule of their own, and each one whose result made again is not that of torch in every respect.
 """
 
 from __future__ import annotations
@@ -44,9 +44,11 @@ class Operator:
     """Unchanging facts about an operator; a key by its identity (torch finds the hash of an operator in Python)."""
 
     operator: Any
-    is_plain: bool
+    #: The operator of the node: itself, or of an operator that writes the form that returns; None: torch's way every time.
+    recorded: Any
     makes_memory: bool
     is_random: bool
+    is_by_elements: bool
     name: str
 
     @staticmethod
@@ -54,10 +56,17 @@ class Operator:
         """The same object for the same operator."""
         found = _OPERATORS.get(id(operator))
         if found is None:
-            found = Operator(operator, False, False, False, "")
-            if private.is_plain_operator(operator):
-                facts = private.makes_memory(operator), draws_random_numbers(operator), private.name_of_nodes(operator)
-                found = Operator(operator, True, *facts)
+            found = Operator(operator, None, False, False, False, "")
+            recorded = private.written_form(operator) or operator
+            if private.is_plain_operator(recorded) and not (
+                recorded is not operator and draws_random_numbers(recorded)
+            ):
+                facts = (
+                    private.makes_memory(operator),
+                    draws_random_numbers(recorded),
+                    torch.Tag.pointwise in recorded.tags,
+                )
+                found = Operator(operator, recorded, *facts, private.name_of_nodes(recorded))
             _OPERATORS[id(operator)] = found
         return found
 
@@ -73,7 +82,7 @@ class _Call:
         self.trace = trace
         self.about = about
         self.fakes: list[Any] = []
-        self._key: list[Any] = [about, FAKE.get(about.operator), torch.get_default_dtype(), len(args)]
+        self._key: list[Any] = [about, FAKE.get(about.recorded), torch.get_default_dtype(), len(args)]
         self.args = tuple([self._argument(item) for item in args])
         self.kwargs: dict[str, Any] = {}
         for name, item in kwargs.items():
@@ -99,6 +108,13 @@ class _Call:
             self._key.append((kind, value))
         elif kind is float:
             self._key.append(value.hex())
+        elif kind is torch.SymFloat and self.about.is_by_elements:
+            # The results of such an operator look the same for every number.
+            node = private.node_of_number(self.trace.tracer, value)
+            if node is None:
+                raise _UnknownError
+            self._key.append(kind)
+            return node
         elif kind is list or kind is tuple:
             self._key.append((kind, len(value)))
             return kind([self._argument(item) for item in value])
@@ -116,9 +132,9 @@ def known_operator(run: Run, operator: Any, args: Sequence[Any], kwargs: Mapping
         return private.device_of(args[0], trace.fake_mode)
     about = Operator.of(operator)
     if (
-        not about.is_plain
+        about.recorded is None
         or not private.records_plainly(trace.tracer, trace.fake_mode)
-        or operator in SYMBOLIC_FAKE
+        or about.recorded in SYMBOLIC_FAKE
         or torch.is_inference_mode_enabled()
     ):
         return NotImplemented
@@ -146,7 +162,7 @@ if private.IS_KNOWN:
 
 def _record(call: _Call, known: Known, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
     recorded = (call.args[: known.count], {name: call.kwargs[name] for name in known.names})
-    node = _node(call, call.about.operator, *recorded, call.about.name)
+    node = _node(call, call.about.recorded, *recorded, call.about.name)
     if known.several is None:
         result = _note(call, node, known.outputs[0])
     else:
@@ -159,7 +175,7 @@ def _record(call: _Call, known: Known, args: Sequence[Any], kwargs: Mapping[str,
     mode = call.trace.functional_mode
     if known.is_apart and call.about.makes_memory:
         return private.functional(mode, result)
-    return private.functionalise(mode, call.about.operator, args, kwargs, result)
+    return private.functionalise(mode, call.about.operator, call.about.recorded, args, kwargs, result)
 
 
 def _node(call: _Call, target: Any, args: tuple[Any, ...], kwargs: dict[str, Any], name: str) -> torch.fx.Node:
@@ -231,7 +247,7 @@ def _items(node: torch.fx.Node, count: int) -> list[torch.fx.Node]:
 
 def _is_alike(node: torch.fx.Node, call: _Call) -> bool:
     """Whether a node is the operator on the arguments of the call, constants of equal types included, without some at the end."""
-    if node.op != "call_function" or node.target is not call.about.operator or not node.meta.keys() <= _NOTED:
+    if node.op != "call_function" or node.target is not call.about.recorded or not node.meta.keys() <= _NOTED:
         return False
     args, named = call.args[: len(node.args)], {name: call.kwargs.get(name) for name in node.kwargs}
     left_out = [*call.args[len(node.args) :], *(item for name, item in call.kwargs.items() if name not in named)]

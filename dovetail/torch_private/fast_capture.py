@@ -9,9 +9,11 @@ from typing import Any
 import torch
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorConfig, FakeTensorMode
 from torch._subclasses.functional_tensor import FunctionalTensor
-from torch.fx.experimental.proxy_tensor import ProxyTorchDispatchMode, PythonKeyTracer, _ProxyTensor
+from torch.fx.experimental.proxy_tensor import ProxyTorchDispatchMode, PythonKeyTracer, _ProxyTensor, fetch_sym_proxy
 from torch.fx.traceback import has_preserved_node_meta
 from torch.utils._python_dispatch import TorchDispatchMode, _len_torch_dispatch_stack
+
+from dovetail.torch_private.kernels import functional_form
 
 __all__ = ["FakeTensor", "FunctionalTensor"]
 
@@ -45,6 +47,21 @@ def is_plain_operator(operator: Any) -> bool:
         and all(str(item.type) in ("Tensor", "List[Tensor]") for item in operator._schema.returns)
         and (not aliased or (operator.is_view and aliased == operator._schema.arguments[:1]))
     )
+
+
+def written_form(operator: Any) -> Any:
+    """The operator that functionalisation records of one that writes its result into its first argument; None for others.
+
+    >>> written_form(torch.ops.aten.mul_.Tensor)
+    <OpOverload(op='aten.mul', overload='Tensor')>
+    """
+    if not isinstance(operator, torch._ops.OpOverload) or operator.namespace != "aten":
+        return None
+    written = [item for item in operator._schema.arguments if item.alias_info is not None]
+    is_write = operator._schema.is_mutable and written == operator._schema.arguments[:1]
+    if not is_write or len(operator._schema.returns) != 1 or operator.has_kernel_for_dispatch_key(_IMPLICIT):
+        return None
+    return functional_form(operator)
 
 
 def makes_memory(operator: Any) -> bool:
@@ -99,6 +116,12 @@ def node_of_fake(tracer: PythonKeyTracer, fake: torch.Tensor) -> torch.fx.Node |
     """The node that computes a fake tensor; None where it is unknown, or its data are known."""
     slot: Any = tracer.tensor_tracker.get(fake)
     return None if slot is None or slot.constant is not None else slot.proxy.node
+
+
+def node_of_number(tracer: PythonKeyTracer, number: Any) -> torch.fx.Node | None:
+    """The node that computes a symbolic number; None for one that is a constant by now."""
+    found: Any = fetch_sym_proxy(tracer)(number)
+    return found.node if isinstance(found, torch.fx.Proxy) else None
 
 
 def facts_of(fake: Any) -> tuple[Any, ...]:
@@ -250,18 +273,21 @@ class _Answer(TorchDispatchMode):
         return self.result
 
 
-def functionalise(mode: Any, operator: Any, args: Sequence[Any], kwargs: Mapping[str, Any], result: Any) -> Any:
-    """Functionalise an operator whose fake result is known."""
+def functionalise(
+    mode: Any, operator: Any, recorded: Any, args: Sequence[Any], kwargs: Mapping[str, Any], result: Any
+) -> Any:
+    """Functionalise an operator; ``recorded`` is what functionalisation calls for it, whose fake result is known."""
     inner = [_unwrapped(item) for item in args]
     named = {name: _unwrapped(item) for name, item in kwargs.items()}
     include = torch._C._dispatch_tls_local_include_set() | _INCLUDED
     exclude = torch._C._dispatch_tls_local_exclude_set().remove(_FUNCTIONALIZE) - FunctionalTensor._extra_dispatch_keys
-    torch._C._push_on_torch_dispatch_stack(_Answer(operator, result))
+    torch._C._push_on_torch_dispatch_stack(_Answer(recorded, result))
     try:
         with torch._C._ForceDispatchKeyGuard(include, exclude):
             before = torch._functionalize_enable_reapply_views(True)  # type: ignore[attr-defined]
             try:
-                traced = _wrapped(operator._op_dk(_FUNCTIONALIZE, *inner, **named), mode)
+                made = operator._op_dk(_FUNCTIONALIZE, *inner, **named)
+                traced = _wrapped(made, mode) if recorded is operator else args[0]
             finally:
                 torch._disable_functionalization()  # type: ignore[attr-defined]
                 torch._functionalize_enable_reapply_views(before)  # type: ignore[attr-defined]

@@ -18,6 +18,7 @@ from dovetail.fast_capture import inputs, operators
 from dovetail.fast_capture.memory import MEMORIES, Memory
 from dovetail.torch_private import fast_capture as private
 from dovetail.trace.overrides import EVERY, INPUTS
+from tests.differential import same
 
 pytestmark = pytest.mark.skipif(not private.IS_KNOWN, reason="with this torch, every operator goes torch's way")
 
@@ -184,6 +185,23 @@ def nothing(x: Tensor) -> list[Tensor]:
     ]
 
 
+def writes(x: Tensor) -> list[Tensor]:
+    """Writes to tensors of its own, to views of them, to the whole behind a view, to other types, and to the input."""
+    made = []
+    for _ in range(2):
+        y = x.detach() * 2
+        column, halves = y[:, 1], y.half()
+        y.mul_(3).add_(x.detach(), alpha=2)
+        column.sub_(1).clamp_(min=0)
+        y.t().addcmul_(x.detach(), x.detach(), value=0.5)
+        halves.mul_(column).div_(2)
+        y[0].fill_(1)
+        made += [y, column.clone(), halves, y.relu_() + column]
+    with torch.no_grad():
+        x.mul_(0.5).lerp_(made[0], 0.25)
+    return made
+
+
 def model(block: Callable[[], nn.Module]) -> nn.Module:
     """Two equal blocks."""
     torch.manual_seed(0)
@@ -191,7 +209,7 @@ def model(block: Callable[[], nn.Module]) -> nn.Module:
 
 
 FUNCTIONS = [written_views, unsafe_views, constants, several_results, indices, strided]
-FUNCTIONS += [kinds, ambient, transformed, twice, nothing]
+FUNCTIONS += [kinds, ambient, transformed, twice, nothing, writes]
 PROGRAMS: dict[str, Callable[[], Any]] = {
     "attention": lambda: model(Block),
     "convolutions": lambda: model(Convolutions),
@@ -265,6 +283,37 @@ def test_graphs_are_those_of_torch(name: str, monkeypatch: pytest.MonkeyPatch) -
     assert more > hits > none == 0
 
 
+def asked_numbers(x: Tensor) -> list[Tensor]:
+    """Numbers of the data as plain arguments, as optimizers have them."""
+    factor = 1 - 0.9 ** (x.sum() + 1).item()
+    return [y for _ in range(2) for y in (x / factor, x.clone().addcdiv_(x, x + 1, value=-factor), x * 2.0, x > factor)]
+
+
+def test_numbers_that_are_asked_of_data_are_arguments_of_the_same_nodes(monkeypatch: pytest.MonkeyPatch) -> None:
+    def captured_in_a_call() -> tuple[list[Any], int]:
+        graphs: list[Any] = []
+        compiled = dovetail.compile(
+            asked_numbers, backend="aten", fullgraph=True, passes=(lambda joint: graphs.append(joint) or joint,)
+        )
+        x = torch.rand(3, generator=torch.Generator().manual_seed(0))
+        same(asked_numbers(x), compiled(x))
+        found = {}
+        for node in graphs[0].graph.nodes:
+            found[node.name] = [str(node.target), repr(node.args), repr(node.kwargs), shown(node.meta.get("val"), {})]
+        return list(found.items()), sum(what is not None for one in MEMORIES.values() for what in one.known.values())
+
+    EVERY.remove(operators.known_operator)
+    try:
+        slow, _ = captured_in_a_call()
+    finally:
+        EVERY.append(operators.known_operator)
+    MEMORIES.clear()
+    learned, count = captured_in_a_call()
+    again, as_many = captured_in_a_call()
+    assert learned == again == slow
+    assert as_many == count >= 5
+
+
 def test_every_operator_of_a_forward_and_its_backward_is_learned(monkeypatch: pytest.MonkeyPatch) -> None:
     MEMORIES.clear()
     captured("attention", monkeypatch)
@@ -273,8 +322,9 @@ def test_every_operator_of_a_forward_and_its_backward_is_learned(monkeypatch: py
 
 
 def test_facts_are_asked_of_plain_operators_alone() -> None:
-    others = [*private.FunctionalTensor.metadata_fns, torch.ops.aten.add_.Tensor, torch.ops.higher_order.cond]
-    assert not any(operators.Operator.of(item).is_plain for item in others)
+    others = [*private.FunctionalTensor.metadata_fns, torch.ops.aten.normal_.default, torch.ops.higher_order.cond]
+    assert not any(operators.Operator.of(item).recorded for item in [*others, torch.ops.aten.t_.default])
+    assert operators.Operator.of(torch.ops.aten.add_.Tensor).recorded is torch.ops.aten.add.Tensor
     assert operators.Operator.of(torch.ops.aten.add.Tensor) is operators.Operator.of(torch.ops.aten.add.Tensor)
 
 
