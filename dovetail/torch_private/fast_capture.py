@@ -253,12 +253,13 @@ def track(tracer: PythonKeyTracer, fake: torch.Tensor, node: torch.fx.Node) -> N
 
 
 class _Answer(TorchDispatchMode):
-    """Gives the known result of the one operator that functionalisation calls."""
+    """Gives the known result of the one operator that functionalisation calls; a write to a view calls others for its base."""
 
-    def __init__(self, operator: Any, result: Any) -> None:
+    def __init__(self, operator: Any, result: Any, is_write: bool = False) -> None:
         # What the base class has is for modes that are entered; this one is pushed and popped.
         self.operator = operator
         self.result = result
+        self.is_write = is_write
 
     @classmethod
     def _should_skip_dynamo(cls) -> bool:
@@ -269,6 +270,8 @@ class _Answer(TorchDispatchMode):
         """See the base class."""
         if func is DEVICE:
             return args[0].fake_device
+        if func is not self.operator and self.is_write:
+            return func(*args, **(kwargs or {}))
         assert func is self.operator, f"{func} is called in place of {self.operator}"
         return self.result
 
@@ -281,7 +284,7 @@ def functionalise(
     named = {name: _unwrapped(item) for name, item in kwargs.items()}
     include = torch._C._dispatch_tls_local_include_set() | _INCLUDED
     exclude = torch._C._dispatch_tls_local_exclude_set().remove(_FUNCTIONALIZE) - FunctionalTensor._extra_dispatch_keys
-    torch._C._push_on_torch_dispatch_stack(_Answer(recorded, result))
+    torch._C._push_on_torch_dispatch_stack(_Answer(recorded, result, recorded is not operator))
     try:
         with torch._C._ForceDispatchKeyGuard(include, exclude):
             before = torch._functionalize_enable_reapply_views(True)  # type: ignore[attr-defined]
