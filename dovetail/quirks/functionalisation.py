@@ -382,30 +382,6 @@ def operands_of_one_type(run: Run, operator: Any, args: Sequence[Any], kwargs: M
     return NotImplemented
 
 
-_WEIGHT = torch.nn.Parameter(torch.linspace(-1, 1, 4800).sin().reshape(120, 40))
-
-
-def _linear_in_inference_mode(x: torch.Tensor) -> torch.Tensor:
-    with torch.inference_mode():
-        return torch.nn.functional.linear(x.cos().transpose(0, 1), _WEIGHT)
-
-
-@quirk(
-    FUNCTIONAL,
-    _aten.linear.default,
-    example=lambda: Example(_linear_in_inference_mode, [(torch.arange(2400.0).reshape(2, 30, 40),)], order=0),
-)
-def linear_by_its_parts(run: Run, operator: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
-    """Let ``linear`` find in inference mode, too, that its weight requires a gradient, by which it chooses its kernel.
-
-    The transposed weight says so where a view knows what it is a view of. Outside of inference mode, autograd takes it apart.
-    """
-    if not torch.is_inference_mode_enabled():
-        return NotImplemented
-    with private_kernels.noting_views():
-        return run(operator, args, kwargs)
-
-
 def _emptied(x: torch.Tensor) -> tuple[torch.Tensor, int]:
     y = x.sin()
     torch.ops.inductor.resize_storage_bytes_(x, 0)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import torch
@@ -32,6 +32,22 @@ def noting_views() -> Iterator[None]:
     included = torch._C._dispatch_tls_local_include_set().add(torch._C.DispatchKey.ADInplaceOrView)
     with torch._C._ForceDispatchKeyGuard(included, excluded):
         yield
+
+
+_PARTS = torch._C.DispatchKey.CompositeImplicitAutograd
+
+
+def kernel_of_parts(operator: Any) -> Callable[..., Any] | None:
+    """The C++ kernel of an operator that calls others; None where there is none."""
+    if not isinstance(operator, OpOverload):
+        return None
+    has_kernel = torch._C._dispatch_has_kernel_for_dispatch_key(operator.name(), _PARTS)
+    return functools.partial(operator._op_dk, _PARTS) if has_kernel else None
+
+
+def has_formula(operator: Any) -> bool:
+    """Whether torch has a formula in Python for an operator, in the place of the kernel that calls others."""
+    return isinstance(operator, OpOverload) and _PARTS in operator.py_kernels
 
 
 @functools.cache

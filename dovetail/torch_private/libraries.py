@@ -53,7 +53,8 @@ def fake_rule(operator: HigherOrderOperator) -> Callable[..., Any] | None:
 def as_view_of(base: torch.Tensor, overload: OpOverload) -> contextlib.ExitStack:
     """A block in which this view operator gives what it gives below autograd: an inference tensor where its base is one."""
     stack = contextlib.ExitStack()
-    if is_implicit(overload):
+    tracks_views = torch._C._dispatch_has_kernel_for_dispatch_key(overload.name(), "ADInplaceOrView")
+    if is_implicit(overload) and not tracks_views:
         # The operators that it is made of track views, which the dispatch of the whole has left out.
         stack.enter_context(torch._C._SetExcludeDispatchKeyGuard(torch._C.DispatchKey.ADInplaceOrView, False))
         return stack

@@ -124,7 +124,10 @@ def version_of(tensor: torch.Tensor) -> int:
 def of_other_mode(base: torch.Tensor, inputs: Sequence[torch.Tensor]) -> torch.Tensor:
     """All of a tensor as an inference tensor if it is none, as none if it is one."""
     with torch.inference_mode(not base.is_inference()), torch.no_grad():
-        return base.new_empty(0).set_(base.untyped_storage(), base.storage_offset(), base.shape, base.stride())  # type: ignore[call-overload, no-any-return]
+        whole = base.new_empty(0).set_(base.untyped_storage(), base.storage_offset(), base.shape, base.stride())  # type: ignore[call-overload]
+    torch._C._set_conj(whole, base.is_conj())
+    torch._C._set_neg(whole, base.is_neg())
+    return whole  # type: ignore[no-any-return]
 
 
 def share_version_counter(left: torch.Tensor, right: torch.Tensor) -> bool:

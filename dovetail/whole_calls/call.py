@@ -56,7 +56,8 @@ def _call(
     if sizes is not None:
         function = replace(function, facts=Facts.by_sizes(sizes))
     else:
-        with private_tracing.disable_current_modes(), private_calls.no_torch_function():
+        modes = private_tracing.disable_current_modes(), private_state.outside_inference_mode()
+        with modes[0], modes[1], private_calls.no_torch_function():
             given = [examples.example_of(trace, tensor) for tensor in tensors]
             results = examples.run_example(trace, function, given)
             carried = [carried_by(item).detach() if is_handle(item) else None for item in results]

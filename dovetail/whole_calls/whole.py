@@ -149,6 +149,7 @@ class _FlatCall:
             private_tracing.disable_current_modes(),
             private_calls.no_torch_function(),
             private_state.preserved_rng_state(),
+            private_state.outside_inference_mode(),
         ):
             examples = [example_of(trace, tensor).requires_grad_(tensor.requires_grad) for tensor in self.tensors]
             before = [(tensor._version, tensor.detach().clone()) for tensor in examples]

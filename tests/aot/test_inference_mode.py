@@ -93,7 +93,35 @@ def sum_that_is_saved(x: torch.Tensor) -> Any:
     return ((x + WEIGHT).sin() * 2).exp()
 
 
+@torch.inference_mode()
+def lazily_conjugated(x: torch.Tensor) -> Any:
+    return torch.fft.ifft(x), torch.fft.ihfft(x.t())
+
+
+@torch.inference_mode()
+def made_of_others(x: torch.Tensor) -> Any:
+    images = x.reshape(1, 1, 3, 3)
+    enlarged = [
+        torch.nn.functional.interpolate(images, scale_factor=1.7, mode=mode) for mode in ("nearest", "bilinear")
+    ]
+    return enlarged, torch.nn.functional.dropout(x, training=False), x @ x[0]
+
+
+@torch.inference_mode()
+def views_of_others(x: torch.Tensor) -> Any:
+    return x.narrow(0, 1, 1), x.sin().chunk(3, 1)[2]
+
+
+@torch.inference_mode()
+def whole_calls(x: torch.Tensor) -> Any:
+    return torch.nn.functional.gaussian_nll_loss(x, x + 1, x.abs() + 1)
+
+
 PROGRAMS = [
+    lazily_conjugated,
+    made_of_others,
+    views_of_others,
+    whole_calls,
     in_place,
     input_and_views,
     several_views,
