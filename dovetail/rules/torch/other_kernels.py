@@ -6,9 +6,11 @@ from typing import Any
 
 import torch
 
+from dovetail.frontend.code.frame import Break
 from dovetail.frontend.protocol import TracingInterpreter
 from dovetail.frontend.rules import Arguments, Keywords, method_rule
 from dovetail.quirks.functionalisation import new_strides, strides_of
+from dovetail.torch_private import state as private_state
 
 
 @method_rule("max_pool1d")
@@ -30,3 +32,11 @@ def _fill_view(interpreter: TracingInterpreter, function: Any, args: Arguments, 
         return NotImplemented
     filled = interpreter.call_torch(torch.Tensor.masked_fill, (target, *rest), kwargs)
     return interpreter.call_torch(torch.Tensor.copy_, (target, filled), {})
+
+
+@method_rule("bilinear", "linalg_pinv", "pinverse")
+def _cast_inside(interpreter: TracingInterpreter, function: Any, args: Arguments, kwargs: Keywords) -> Any:
+    """The kernel calls operators that autocast casts, below the tracer, which would record one operator without casts."""
+    if private_state.is_any_autocast_on():
+        raise Break(f"the kernel of {function.__name__} casts under autocast", "leave autocast for it")
+    return NotImplemented
