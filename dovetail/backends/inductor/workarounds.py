@@ -90,6 +90,15 @@ def average_cut_windows_by_kernel(job: Job) -> None:
         job.before.append(lambda: private_inductor.inductor_runs_as_is(cut, instead=True))
 
 
+@quirk(WORKAROUNDS, example=_example(lambda x: torch.var_mean(x, correction=0), (0, 5), stays=True))
+def moments_of_nothing_by_kernel(job: Job) -> None:
+    """Give the mean of no numbers by eager's kernel, NaN: with the variance, Inductor computes it as 0."""
+    moments = torch.ops.aten.var_mean.correction
+    nodes = job.graph.graph.find_nodes(op="call_function", target=moments)
+    if any(type(size) is int and size == 0 for node in nodes for size in node.args[0].meta["val"].shape):
+        job.before.append(lambda: private_inductor.inductor_runs_as_is({moments}, instead=True))
+
+
 @quirk(WORKAROUNDS, example=_example(lambda x: (F.dropout(x, 0.5), x * 2)[1], (5,)))
 def keep_unused_draws(job: Job) -> None:
     """Random operators draw even if nobody uses their results: later draws must be eager's.
