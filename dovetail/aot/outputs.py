@@ -93,8 +93,7 @@ class _Description:
         """Relate the returned tensor at a position to an input or to an output of the graph."""
         if value.layout is not torch.strided:
             raise CaptureError(f"a tensor with the layout {value.layout} is returned", advice="return a dense tensor")
-        traced = self._trace.input_of(value)
-        if traced is not None:
+        if (traced := self._trace.input_of(value)) is not None:
             return InputOutput(traced.index)
         source = self._input_at.get(_memory(value))
         if source is not None:

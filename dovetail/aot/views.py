@@ -41,8 +41,7 @@ class AutogradView:
         if self._compute is None:
             return self._replay(base)
         sizes = iter(self._compute(inputs))
-        view = self._replay(base, lambda size: next(sizes))
-        return view
+        return self._replay(base, lambda size: next(sizes))
 
 
 class StridedView:

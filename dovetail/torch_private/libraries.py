@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import types
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 import torch
@@ -61,6 +61,14 @@ def as_view_of(base: torch.Tensor, overload: OpOverload) -> contextlib.ExitStack
     stack.enter_context(torch.inference_mode(base.is_inference()))
     stack.enter_context(torch._C._AutoDispatchBelowADInplaceOrView())
     return stack
+
+
+@contextlib.contextmanager
+def outside_inference_mode() -> Iterator[None]:
+    """A block in which new tensors count writes; gradients are recorded in it only where they are outside."""
+    records = torch.is_grad_enabled()
+    with torch.inference_mode(False), torch.set_grad_enabled(records):
+        yield
 
 
 def storage_key(storage: torch.UntypedStorage) -> int:

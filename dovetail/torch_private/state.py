@@ -76,14 +76,6 @@ def is_any_autocast_on() -> bool:
 
 
 @contextlib.contextmanager
-def outside_inference_mode() -> Iterator[None]:
-    """A block in which new tensors count writes; gradients are recorded in it only where they are outside."""
-    records = torch.is_grad_enabled()
-    with torch.inference_mode(False), torch.set_grad_enabled(records):
-        yield
-
-
-@contextlib.contextmanager
 def preserved_rng_state() -> Iterator[None]:
     """Put back the state of the default generators after the block, so that tracing draws no random numbers."""
     devices = list(range(torch.cuda.device_count())) if torch.cuda.is_initialized() else []

@@ -13,7 +13,6 @@ from torch.nested._internal.nested_tensor import NestedTensor as JaggedTensor
 __all__ = ["FakeTensor", "FunctionalTensor", "JaggedTensor"]
 
 TensorBase = torch._C.TensorBase
-
 _autograd: Any = torch._C._autograd
 
 

@@ -14,6 +14,7 @@ import torch
 
 from dovetail.errors import CaptureError
 from dovetail.torch_private import calls as private_calls
+from dovetail.torch_private import libraries as private_libraries
 from dovetail.torch_private import state as private_state
 from dovetail.torch_private import tracing as private_tracing
 from dovetail.trace import Trace
@@ -56,7 +57,7 @@ def _call(
     if sizes is not None:
         function = replace(function, facts=Facts.by_sizes(sizes))
     else:
-        modes = private_tracing.disable_current_modes(), private_state.outside_inference_mode()
+        modes = private_tracing.disable_current_modes(), private_libraries.outside_inference_mode()
         with modes[0], modes[1], private_calls.no_torch_function():
             given = [examples.example_of(trace, tensor) for tensor in tensors]
             results = examples.run_example(trace, function, given)

@@ -16,6 +16,7 @@ from dovetail.frontend.protocol import TracingInterpreter
 from dovetail.frontend.rules import data_rule
 from dovetail.frontend.values.leaves import is_leaf_value
 from dovetail.torch_private import calls as private_calls
+from dovetail.torch_private import libraries as private_libraries
 from dovetail.torch_private import sizes as private_sizes
 from dovetail.torch_private import state as private_state
 from dovetail.torch_private import tracing as private_tracing
@@ -149,7 +150,7 @@ class _FlatCall:
             private_tracing.disable_current_modes(),
             private_calls.no_torch_function(),
             private_state.preserved_rng_state(),
-            private_state.outside_inference_mode(),
+            private_libraries.outside_inference_mode(),
         ):
             examples = [example_of(trace, tensor).requires_grad_(tensor.requires_grad) for tensor in self.tensors]
             before = [(tensor._version, tensor.detach().clone()) for tensor in examples]
