@@ -37,13 +37,7 @@ from dovetail.torch_private import sizes as private_sizes
 from dovetail.torch_private import tensors as private_tensors
 from dovetail.torch_private import tracing as private_tracing
 from dovetail.trace import Trace
-from dovetail.trace.overrides import (
-    GRAPHS,
-    INPUT_GRADIENTS,
-    LEAF_ORDERS,
-    inexact_gradients,
-    requested_gradients,
-)
+from dovetail.trace.overrides import GRAPHS, INPUT_GRADIENTS, LEAF_ORDERS, inexact_gradients, requested_gradients
 
 
 def capture_joint(state: AOTState) -> JointGraph:

@@ -115,10 +115,7 @@ def is_functional(joint: JointGraph) -> Iterator[Violation]:
     """No operator writes to its arguments."""
     for node in joint.graph.nodes:
         if node.op == "call_function" and writes_in_place(node):
-            yield (
-                f"{node.name} = {node.target} writes to its arguments",
-                "use the operator that returns a new tensor",
-            )
+            yield (f"{node.name} = {node.target} writes to its arguments", "use the operator that returns a new tensor")
 
 
 def has_forward_before_backward(joint: JointGraph) -> Iterator[Violation]:

@@ -218,8 +218,7 @@ def _check_mutation(trace: Trace, item: TracedInput, sharing: Sequence[tuple[Tra
     is_plain = real.layout is torch.strided and not private_tensors.is_fake(real)
     if is_plain and real.numel() > 1 and overlaps_itself(real):
         raise CaptureError(
-            f"{item.name} is written to, and several of its elements share one place in memory",
-            advice="clone it first",
+            f"{item.name} is written to, and several of its elements share one place in memory", advice="clone it first"
         )
     parts = [(other.name, part is other.real) for other, part in sharing if other is not item]
     inputs = [other.real for other in trace.inputs] if parts and is_plain and not value.requires_grad else []

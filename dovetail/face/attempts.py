@@ -147,7 +147,7 @@ class Attempts:
         self._settings = dataclasses.replace(self._settings, stop_before=stop_before, observed=observed)
         before = private_state.StateOfTorch.now()
         try:
-            with capturing:
+            with capturing, private_state.frames_let_go():
                 return self._checked(self._compile())
         except Retry as retry:
             self._start_over(retry.changed(self._settings), retry)

@@ -42,10 +42,7 @@ def _positions(place: dis.Positions, first: int) -> dict[str, Any]:
 
 def _named(made: types.CodeType, code: types.CodeType, first: int, mark: str) -> types.CodeType:
     return made.replace(
-        co_name=code.co_name,
-        co_qualname=code.co_qualname,
-        co_firstlineno=first,
-        co_consts=(*made.co_consts, mark),
+        co_name=code.co_name, co_qualname=code.co_qualname, co_firstlineno=first, co_consts=(*made.co_consts, mark)
     )
 
 

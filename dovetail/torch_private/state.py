@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import traceback
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -73,6 +74,24 @@ def forward_ad_level() -> int:
 def is_any_autocast_on() -> bool:
     """Whether autocast is enabled for any device."""
     return bool(torch._C._is_any_autocast_enabled())
+
+
+@contextlib.contextmanager
+def frames_let_go() -> Iterator[None]:
+    """A block whose exceptions leave it with empty frames, and with the dispatcher of torch as it is then.
+
+    Frames of torch hold guards of the dispatcher (``Tensor.__repr__`` does): they would end with the exception, whenever that is.
+    """
+    try:
+        yield
+    except BaseException as error:
+        chain: BaseException | None = error
+        keys = torch._C._dispatch_tls_local_include_set(), torch._C._dispatch_tls_local_exclude_set()
+        with torch._C._ForceDispatchKeyGuard(*keys):
+            while chain is not None:
+                traceback.clear_frames(chain.__traceback__)
+                chain = chain.__cause__ or chain.__context__
+        raise
 
 
 @contextlib.contextmanager

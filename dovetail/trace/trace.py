@@ -299,9 +299,7 @@ class Trace:
             for value in private_trees.tree_leaves((args[1:], kwargs))
         ):
             raise CaptureError(
-                f"{item.name} is changed in place by {target}",
-                where=self.locate(),
-                advice="make a new tensor instead",
+                f"{item.name} is changed in place by {target}", where=self.locate(), advice="make a new tensor instead"
             )
         self.metadata_changes.append(
             MetadataChange(item.index, functools.partial(target, **kwargs), args[1:], torch.is_grad_enabled())

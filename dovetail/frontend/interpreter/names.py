@@ -13,16 +13,7 @@ from dovetail.frontend.instructions.shared import unbound_variable
 from dovetail.frontend.interpreter.lookup import MISSING
 from dovetail.frontend.protocol import TracingInterpreter
 from dovetail.frontend.values.leaves import is_trusted, may_be_switched
-from dovetail.guards import (
-    AttributeSource,
-    CellSource,
-    HasNoKey,
-    Identity,
-    ItemSource,
-    SameObject,
-    Source,
-    Unbound,
-)
+from dovetail.guards import AttributeSource, CellSource, HasNoKey, Identity, ItemSource, SameObject, Source, Unbound
 
 
 class Names(TracingInterpreter):
