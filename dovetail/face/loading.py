@@ -7,6 +7,7 @@ every module of these rooms before the first capture, so that a new rule is a ne
 
 from __future__ import annotations
 
+import concurrent.futures
 import functools
 import importlib
 import os
@@ -31,10 +32,15 @@ ROOMS = ("passes", "higher_order", "whole_calls", "rules", "switches", "quirks",
 
 @functools.cache
 def load_rules() -> None:
-    """Import everything that plugs into the core, once.
+    """Import everything that plugs into the core, once; in a thread, where no mode and no transform of the program is on.
 
     >>> load_rules()
     """
+    with concurrent.futures.ThreadPoolExecutor(1) as thread:
+        thread.submit(_import_rooms).result()
+
+
+def _import_rooms() -> None:
     for room in () if os.environ.get(WITHOUT_RULES) else ROOMS:
         package = importlib.import_module(f"dovetail.{room}")
         for module in pkgutil.walk_packages(package.__path__, f"{package.__name__}."):
