@@ -212,9 +212,7 @@ class EffectJournal:
     """The writes of one capture, in order. ``read_items`` guards the items that a list had before."""
 
     def __init__(
-        self,
-        source_of: Callable[[Any], Source | None],
-        read_items: Callable[[list[Any], Source, list[Any]], None],
+        self, source_of: Callable[[Any], Source | None], read_items: Callable[[list[Any], Source, list[Any]], None]
     ) -> None:
         self._source_of = source_of
         self._read_items = read_items
