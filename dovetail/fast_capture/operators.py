@@ -58,15 +58,10 @@ class Operator:
         if found is None:
             found = Operator(operator, None, False, False, False, "")
             recorded = private.written_form(operator) or operator
-            if private.is_plain_operator(recorded) and not (
-                recorded is not operator and draws_random_numbers(recorded)
-            ):
-                facts = (
-                    private.makes_memory(operator),
-                    draws_random_numbers(recorded),
-                    torch.Tag.pointwise in recorded.tags,
-                )
-                found = Operator(operator, recorded, *facts, private.name_of_nodes(recorded))
+            draws, is_by_elements = draws_random_numbers(recorded), torch.Tag.pointwise in recorded.tags
+            if private.is_plain_operator(recorded) and not (draws and recorded is not operator):
+                facts = private.makes_memory(operator), draws, is_by_elements, private.name_of_nodes(recorded)
+                found = Operator(operator, recorded, *facts)
             _OPERATORS[id(operator)] = found
         return found
 

@@ -217,7 +217,8 @@ def _cached(interpreter: TracingInterpreter, function: Any, args: Arguments, kwa
         raise Break(f"the cache of {name} is asked for an object", "call it outside")
     call = CachedCall(len(args), tuple(kwargs))
     was_empty, state = function.cache_info().currsize == 0, torch.default_generator.get_state()
-    with private_tracing.disable_current_modes(), private_checkpoints.the_default_generator():
+    is_unseen = private_tracing.disable_current_modes(), interpreter.trace.recorder.paused()
+    with is_unseen[0], is_unseen[1], private_checkpoints.the_default_generator():
         result = call(function, *given)
     if was_empty and not torch.equal(state, torch.default_generator.get_state()):
         _check_order(interpreter, function, name, state)
