@@ -58,10 +58,10 @@ class Operator:
         if found is None:
             found = Operator(operator, None, False, False, False, "")
             recorded = private.written_form(operator) or operator
-            draws, is_by_elements = draws_random_numbers(recorded), torch.Tag.pointwise in recorded.tags
+            draws, tags = draws_random_numbers(recorded), getattr(recorded, "tags", ())
             if private.is_plain_operator(recorded) and not (draws and recorded is not operator):
-                facts = private.makes_memory(operator), draws, is_by_elements, private.name_of_nodes(recorded)
-                found = Operator(operator, recorded, *facts)
+                facts = private.makes_memory(operator), draws, torch.Tag.pointwise in tags
+                found = Operator(operator, recorded, *facts, private.name_of_nodes(recorded))
             _OPERATORS[id(operator)] = found
         return found
 
