@@ -264,6 +264,24 @@ def image_with_a_number(run: Run, operator: Any, args: Sequence[Any], kwargs: Ma
     )
 
 
+@quirk(
+    FAKE,
+    _aten._pack_padded_sequence.default,
+    example=lambda: Example(
+        lambda x: torch.nn.utils.rnn.pack_padded_sequence(x, torch.tensor([4, 2])).data * 2,
+        [(torch.ones(4, 2, 3),)],
+        order=0,
+    ),
+)
+def packed_rows(run: Run, operator: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
+    """Let a packed sequence have as many rows as the lengths say; torch's fake kernel gives it those of one sequence."""
+    _, batch_sizes = run(operator, args, kwargs)
+    padded = args[0]
+    # A number of rows that only the data knows.
+    places = run(_aten.nonzero.default, (padded.new_empty(padded.shape[:1], dtype=torch.bool),), {})
+    return padded.new_empty((places.shape[0], *padded.shape[2:])), batch_sizes
+
+
 def _iterator_strides(shape: Sequence[int], given: Sequence[int]) -> tuple[int, ...]:
     """The strides that eager's iterator gives a result of one operand: its dimensions sorted by their strides."""
     order = list(reversed(range(len(shape))))

@@ -190,6 +190,20 @@ def test_a_packed_sequence_under_autocast() -> None:
         same(program(x, lengths), compiled(x, lengths))
 
 
+@pytest.mark.parametrize("lengths", [[5, 3, 2], torch.tensor([5, 3, 2])])
+@pytest.mark.parametrize("batch_first", [True, False])
+def test_a_packed_sequence_outside_of_a_network(lengths: Any, batch_first: bool) -> None:
+    def program(x: torch.Tensor) -> Any:
+        packed = torch.nn.utils.rnn.pack_padded_sequence(x * 2, lengths, batch_first=batch_first)
+        return torch.tanh(packed.data), packed.batch_sizes
+
+    compiled, whole = (dovetail.compile(program, backend="aten", fullgraph=is_whole) for is_whole in (False, True))
+    for width in (4, 6, 7):
+        x = torch.randn(3, 5, width) if batch_first else torch.randn(5, 3, width)
+        same(*[step(one, torch.nn.Identity(), x) for one in (program, compiled)])
+        same(program(x), whole(x))
+
+
 def test_a_state_of_another_batch_is_eagers_error() -> None:
     network = torch.nn.GRU(4, 5)
 
