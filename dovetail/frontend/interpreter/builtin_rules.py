@@ -49,11 +49,10 @@ def _isinstance(interpreter: TracingInterpreter, args: Arguments, kwargs: Keywor
     if stands_for is not None:
         return isinstance(stands_for.example(interpreter.values, value), kinds)
     if isinstance(value, torch.Tensor) and isinstance(kinds, type) and issubclass(kinds, torch.Tensor):
-        traced = interpreter.values.trace.input_of(value)
-        if traced is not None and kinds is torch.nn.Buffer:
+        if kinds is torch.nn.Buffer:
             # A plain tensor with a mark.
             return bool(interpreter.call(getattr, (value, "_is_buffer", False), {}))
-        if traced is not None:
+        if (traced := interpreter.values.trace.input_of(value)) is not None:
             return isinstance(traced.real, kinds)
         if kinds is torch.Tensor:
             return True

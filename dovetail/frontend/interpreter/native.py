@@ -77,17 +77,7 @@ def is_tensor_method(function: Any, args: tuple[Any, ...]) -> bool:
 
 
 class NativeCalls(TracingInterpreter):
-    """The part of the interpreter that calls functions of torch and builtins.
-
-    ::
-
-        native
-            _arguments                  containers of traced tensors, functions that come back to the interpreter
-            check_opaque                nothing unguarded is handed over
-            function(...)
-            data_rule                   torch cannot trace it: do the rules know how?
-            _check_sizes
-    """
+    """The part of the interpreter that calls functions of torch and builtins."""
 
     left_open: LeftOpen
 
@@ -127,6 +117,10 @@ class NativeCalls(TracingInterpreter):
                 ) from error
         except RefusedOperatorError as error:
             raise Break(error.what, error.advice) from error
+        except AttributeError as error:
+            if _program_sees(error.obj) is error.obj:
+                raise
+            raise Break(f"{_name(function)} reads .{error.name} of an object that it may call") from error
         except RuntimeError as error:
             # One of a call without arguments depends on no tensor: the program may handle it.
             is_independent = not args and not kwargs and (owner is None or isinstance(owner, types.ModuleType))
@@ -187,6 +181,9 @@ class NativeCalls(TracingInterpreter):
             args, kwargs = tuple(map(self._numbers, args)), {key: self._numbers(item) for key, item in kwargs.items()}
         is_torchs = (getattr(function, "__module__", None) or "").startswith("torch")
         handed = self.called_argument if is_torchs else self.native_argument
+        if args and class_attribute(type(args[0]), _name(function))[0] is function:
+            # A method calls no object of its own class from outside.
+            return (self.native_argument(args[0]), *map(handed, args[1:])), {key: handed(kwargs[key]) for key in kwargs}
         return tuple(map(handed, args)), {key: handed(item) for key, item in kwargs.items()}
 
     def native_argument(self, value: Any) -> Any:

@@ -124,7 +124,7 @@ class Stores(LookupGuards):
 
 def _is_plain_module_store(target: Any, name: str, value: Any) -> bool:
     """Whether ``torch.nn.Module.__setattr__`` does nothing but write to the module's dictionary."""
-    if isinstance(value, (torch.nn.Module, torch.nn.Parameter, torch.nn.Buffer)):
+    if isinstance(value, (torch.nn.Module, torch.Tensor)):
         return False
     attributes = instance_dict(target) or {}
     is_part = any(name in (attributes.get(table) or ()) for table in MODULE_TABLES)

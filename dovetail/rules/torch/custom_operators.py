@@ -1,4 +1,4 @@
-"""Operators of ``torch.library``: what of them a graph cannot hold as eager runs it."""
+"""Operators of ``torch.library``: what of them a graph cannot hold as eager runs it, and their registration."""
 
 from __future__ import annotations
 
@@ -7,12 +7,31 @@ from typing import Any
 
 import torch
 
+from dovetail.frontend.code.frame import Break
+from dovetail.frontend.protocol import TracingInterpreter
+from dovetail.frontend.rules import Arguments, Keywords, native_rule
 from dovetail.torch_private import libraries as private_libraries
 from dovetail.torch_private import tensors as private_tensors
 from dovetail.torch_private import trees as private_trees
 from dovetail.trace.overrides import EVERY, RefusedOperatorError, Run
 
 _OWN = frozenset({"aten", "prim", "prims", "dovetail", "higher_order"})
+# Functions of these modules that register nothing.
+_ASKING = frozenset(
+    {"__call__", "__repr__", "fallthrough_kernel", "get_ctx", "get_kernel", "infer_schema", "wrap_triton"}
+)
+
+
+def _register(interpreter: TracingInterpreter, function: Any, args: Arguments, kwargs: Keywords) -> Any:
+    # Torch would keep what the interpreter puts in the place of the user's functions.
+    # An operator is an object of these modules.
+    if (name := getattr(function, "__name__", "__call__")) in _ASKING:
+        return function(*args, **kwargs)
+    raise Break(f"an operator is registered ({name})", "register it outside of the compiled function")
+
+
+for _module in ("torch.library", "torch._library.custom_ops", "torch._custom_ops", "torch._custom_op.impl"):
+    native_rule[_module] = _register
 
 
 def _written(operator: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> list[torch.Tensor]:
@@ -57,6 +76,9 @@ def _check_memory(operator: Any, args: Sequence[Any], kwargs: Mapping[str, Any])
             f"{operator} writes to an argument and returns it",
             advice="define it without a result: (Tensor(a!) x) -> ()",
         )
+    if any(isinstance(item, (list, tuple)) and any(one is None for one in item) for item in (*args, *kwargs.values())):
+        # Torch's functionalisation takes the places of such a list for a dictionary (2.13).
+        raise RefusedOperatorError(f"{operator} writes, and is given a list with None in it", advice="leave None out")
     tensors = [item for item in private_trees.tree_leaves((args, kwargs)) if isinstance(item, torch.Tensor)]
     for written in _written(operator, args, kwargs):
         for other in tensors:

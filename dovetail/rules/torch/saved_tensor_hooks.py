@@ -62,7 +62,8 @@ def in_hooks_that_keep_values(dispatcher: Dispatcher, args: tuple[Any, ...], kwa
 
 
 _REPORTED: weakref.WeakSet[Dispatcher] = weakref.WeakSet()
-SURROUNDINGS.append(in_hooks_that_keep_values)
+# Before what runs a part for real: a recomputation goes the way of what it repeats.
+SURROUNDINGS.insert(0, in_hooks_that_keep_values)
 
 
 def _decide(dispatcher: Dispatcher, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Run:

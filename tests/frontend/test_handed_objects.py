@@ -1,0 +1,74 @@
+"""Objects that native functions of torch's are given: they are called, or their attributes are read."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import functorch
+import pytest
+import torch
+import torch.autograd.forward_ad as forward_ad
+
+import dovetail
+from tests.differential import same
+
+
+def without_tangents(x: torch.Tensor) -> torch.Tensor:
+    def squared(x: torch.Tensor) -> torch.Tensor:
+        with forward_ad._set_fwd_grad_enabled(False):
+            y = x**2
+        return x - y
+
+    return torch.func.jvp(squared, (x,), (torch.ones_like(x),))[1]
+
+
+def made_functional(x: torch.Tensor) -> torch.Tensor:
+    torch.manual_seed(0)
+    function, weights = functorch.make_functional(torch.nn.Linear(3, 2))
+    return function(weights, x)
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("program", [without_tangents, made_functional])
+def test_an_object_with_call_keeps_its_attributes(program: Any) -> None:
+    compiled = dovetail.compile(program, backend="aten")
+    for _ in range(2):
+        same(program(torch.ones(3)), compiled(torch.ones(3)))
+    assert "AttributeError" not in str(dovetail.events_of(compiled))
+
+
+class Tied(torch.nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.counted = torch.nn.Buffer(torch.ones(1))
+        self.tied = self.counted
+        self.hidden = torch.nn.Buffer(torch.ones(1), persistent=False)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x + self.counted + 2 * self.tied + self.hidden
+
+
+def test_a_buffer_made_by_the_function() -> None:
+    def program(x: torch.Tensor) -> Any:
+        module = Tied()
+        found = torch.func.functional_call(module, {"counted": x}, x, tie_weights=True)
+        return found, list(module.state_dict()), isinstance(module.tied, torch.nn.Buffer), list(module._buffers)
+
+    compiled = dovetail.compile(program, backend="aten")
+    assert str(program(torch.ones(1))) == str(compiled(torch.ones(1)))
+
+
+def test_a_buffer_that_is_given_a_second_name() -> None:
+    module = Tied()
+
+    def program(x: torch.Tensor) -> Any:
+        module.again = module.counted
+        module.plain = x * 2
+        return list(module._buffers), module.again + x
+
+    compiled = dovetail.compile(program, backend="aten", fullgraph=True)
+    names, result = compiled(torch.ones(1))
+    assert names == ["counted", "tied", "hidden", "again"]
+    assert module.again is module.counted
+    assert "plain" in module.__dict__
+    assert result.item() == 2

@@ -1,0 +1,45 @@
+"""Operators that are registered inside of a compiled function."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import torch
+
+import dovetail
+
+
+@pytest.fixture
+def library() -> Iterator[Any]:
+    with torch.library._scoped_library("dovetail_tests_registrations", "FRAGMENT") as found:
+        yield found
+
+
+def test_a_custom_operator_is_the_programs_own() -> None:
+    def program(x: torch.Tensor) -> torch.Tensor:
+        @torch.library.custom_op("dovetail_tests_registrations::added", mutates_args={"x"})
+        def added(x: torch.Tensor) -> None:
+            x.add_(1)
+
+        added(x)
+        return x * 2
+
+    compiled, x = dovetail.compile(program, backend="aten"), torch.zeros(3)
+    assert torch.equal(compiled(x), torch.full((3,), 2.0))
+    assert torch.equal(x, torch.ones(3))
+    # Nothing that is kept belongs to the interpreter, which is gone.
+    torch.ops.dovetail_tests_registrations.added(x)
+    assert torch.equal(x, torch.full((3,), 2.0))
+
+
+def test_a_library_is_filled(library: Any) -> None:
+    def program(x: torch.Tensor) -> torch.Tensor:
+        library.define("twice(Tensor x) -> Tensor")
+        library.impl("twice", lambda x: x * 2, "CompositeExplicitAutograd")
+        return torch.ops.dovetail_tests_registrations.twice(x)
+
+    compiled = dovetail.compile(program, backend="aten")
+    assert torch.equal(compiled(torch.ones(3)), torch.full((3,), 2.0))
+    assert torch.equal(torch.ops.dovetail_tests_registrations.twice(torch.ones(3)), torch.full((3,), 2.0))
