@@ -106,10 +106,6 @@ def _make(kind: type, arguments: tuple[Any, ...], attributes: Mapping[str, Any])
     return made
 
 
-def _make_partial(function: Any, args: tuple[Any, ...], keywords: dict[str, Any]) -> Any:
-    return functools.partial(function, *args, **keywords)
-
-
 @functools.cache
 def _members(kind: type) -> tuple[str, ...]:
     """The members of native exceptions beside their ``__dict__`` (``StopIteration.value``), but for the ``obj`` of some."""
@@ -164,9 +160,9 @@ MADE_BY_CALL: dict[type, Callable[[Any], tuple[Any, ...]]] = {
     slice: lambda value: (slice, (value.start, value.stop, value.step)),
     torch.Size: lambda value: (torch.Size, (tuple(value),)),
     super: lambda value: (super, (value.__thisclass__, value.__self__)),
-    functools.partial: lambda value: (_make_partial, (value.func, value.args, value.keywords)),
     **dict.fromkeys(
-        (operator.attrgetter, operator.itemgetter, operator.methodcaller), lambda value: value.__reduce__()
+        (functools.partial, operator.attrgetter, operator.itemgetter, operator.methodcaller),
+        lambda value: value.__reduce__(),
     ),
 }
 """By class: the function, its arguments and perhaps a state, by which a value is made again."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from typing import Any
 
 import functorch
@@ -72,3 +73,26 @@ def test_a_buffer_that_is_given_a_second_name() -> None:
     assert module.again is module.counted
     assert "plain" in module.__dict__
     assert result.item() == 2
+
+
+def test_a_partial_that_leaves_the_function_keeps_its_attributes() -> None:
+    def program(x: torch.Tensor) -> Any:
+        made: Any = functools.partial(torch.add, alpha=2)
+        made.name, made.seen = "twice", x * 2
+        return made
+
+    made = dovetail.compile(program, backend="aten")(torch.ones(2))
+    assert made.name == "twice"
+    assert torch.equal(made.seen, torch.full((2,), 2.0))
+    assert torch.equal(made(torch.ones(2), torch.ones(2)), torch.full((2,), 3.0))
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_a_parameter_without_a_shape() -> None:
+    def program() -> Any:
+        made = torch.nn.UninitializedParameter()
+        return type(made).__name__, isinstance(made, torch.nn.Parameter)
+
+    compiled = dovetail.compile(program, backend="aten")
+    assert compiled() == program()
+    assert "capture failed" not in str(dovetail.events_of(compiled))

@@ -26,7 +26,8 @@ def _is_traced(interpreter: TracingInterpreter, args: Arguments, kwargs: Keyword
 def _attention(interpreter: TracingInterpreter, args: Arguments, kwargs: Keywords) -> Any:
     """Without weights the kernel gives None for them, and its fake kernel a tensor."""
     attended, weights = interpreter.call_torch(_KERNEL, args, kwargs)
-    return attended, weights if args[_NEEDS_WEIGHTS] else None
+    needs_weights = args[_NEEDS_WEIGHTS] if len(args) > _NEEDS_WEIGHTS else kwargs.get("need_weights", True)
+    return attended, weights if needs_weights else None
 
 
 refuse(

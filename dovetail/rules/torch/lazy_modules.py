@@ -5,9 +5,14 @@ from __future__ import annotations
 import types
 from typing import Any
 
+import torch
+
 from dovetail.errors import UninitialisedError
 from dovetail.frontend.protocol import TracingInterpreter
 from dovetail.frontend.rules import Arguments, Instead, Keywords, wrapper_rule
+from dovetail.rules.refusals import refuse
+
+refuse((torch.nn.UninitializedParameter, torch.nn.UninitializedBuffer), "a tensor without a shape is made ({name})")
 
 
 @wrapper_rule
