@@ -14,7 +14,7 @@ import torch
 
 from dovetail.frontend.code.frame import Break
 from dovetail.frontend.protocol import TracingInterpreter
-from dovetail.frontend.rules import Arguments, Keywords, end_rule, method_rule
+from dovetail.frontend.rules import Arguments, Keywords, end_rule, first_rule, method_rule
 from dovetail.guards import ComputedSource
 from dovetail.rules.python.numpy_numbers import ARRAY
 from dovetail.rules.python.numpy_values import root
@@ -85,6 +85,15 @@ def _check_memory(interpreter: TracingInterpreter) -> None:
         is_written = private_tensors.is_written(one.value) or private_tensors.is_written(other.value)
         if is_array and is_written and first < other_end and other_first < end:
             raise Break("an array shares its memory with another input, which is written to", "hand over one of them")
+
+
+@first_rule
+def _length(interpreter: TracingInterpreter, function: Any, args: Arguments, kwargs: Keywords) -> Any:
+    """The length of an array is the first of its sizes, which are guarded as an attribute."""
+    if function is not len or len(args) != 1 or type(args[0]) not in ARRAY:
+        return NotImplemented
+    sizes = interpreter.load_attribute(args[0], "shape")
+    return interpreter.load_item(sizes, 0) if args[0].ndim else len(args[0])
 
 
 @method_rule("from_numpy")

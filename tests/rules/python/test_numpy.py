@@ -387,3 +387,15 @@ def test_an_attribute_of_an_array_is_guarded() -> None:
     calls = [(torch.ones(2), np.ones(2)), (torch.ones(2), np.ones(2, np.float32)), (torch.ones(2), np.ones((2, 1)))]
     program = lambda x, n: x * n.ndim * (2 if n.dtype == np.float64 else 3) + n.itemsize  # noqa: E731
     check_calls(program, calls, backend="aten", fullgraph=True)
+
+
+def test_the_length_of_an_array() -> None:
+    def program(array: Any) -> Any:
+        return array.sum() / len(array), len(array)
+
+    compiled = dovetail.compile(program, backend="aten", fullgraph=True)
+    for rows in (3, 4, 5):
+        array = np.arange(2.0 * rows).reshape(rows, 2)
+        assert compiled(array) == program(array)
+    with pytest.raises(TypeError, match="unsized"):
+        compiled(np.array(1.0))
