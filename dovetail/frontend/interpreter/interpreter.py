@@ -41,6 +41,7 @@ from dovetail.trace import CaptureSettings, Retry, Trace
 
 MAXIMUM_DEPTH = 400
 State = TypeVar("State")
+_WITHOUT_TENSORS = sys.stdlib_module_names | {"matplotlib", "networkx", "numpy", "pandas", "scipy", "sklearn"}
 # A program raises them on purpose or looks for them; a symbol does not cause them.
 _ORDINARY_ERRORS = (LookupError, AttributeError, NameError, StopIteration, GeneratorExit, ZeroDivisionError)
 
@@ -212,9 +213,9 @@ class Interpreter(Names, Attributes, Stores, Operators, Calls, NativeCalls):
         """The current steps of the frames that could go on after a graph break: those called by a call instruction alone."""
         count = next((at for at, frame in enumerate(self.frames) if not frame.direct), None)
         if count is None:
-            # A call into the standard library runs for real as a whole: random.sample goes on in a loop.
+            # A call into a library that knows no tensors runs for real as a whole: random.sample goes on in a loop.
             modules = [(frame.globals.get("__name__") or "").split(".", 1)[0] for frame in self.frames]
-            count = max((at for at, name in enumerate(modules, 1) if name not in sys.stdlib_module_names), default=1)
+            count = max((at for at, name in enumerate(modules, 1) if name not in _WITHOUT_TENSORS), default=1)
         return tuple(frame.step for frame in self.frames[:count])
 
     def resume(self, frames: tuple[Frame, ...]) -> Any:

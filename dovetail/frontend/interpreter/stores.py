@@ -99,7 +99,11 @@ class Stores(LookupGuards):
         if isinstance(target, threading.local):
             raise Break("an attribute of a thread-local object is set", "keep it in an object that is no thread's own")
         if attributes is None or source is None:
-            object.__setattr__(target, name, value)
+            try:
+                object.__setattr__(target, name, value)
+            except TypeError:
+                # A native class has its own.
+                setattr(target, name, value)
             return
         self.guard_stays_hidden(type(target), name)
         self.values.note(attributes, InstanceDictSource(source))
