@@ -1,0 +1,72 @@
+"""``inspect.Signature`` in a compiled function."""
+
+from __future__ import annotations
+
+import inspect
+from typing import Any
+
+import pytest
+import torch
+
+import dovetail
+from tests.differential import same
+
+
+def update(a: Any, b: int = 2, *, c: int = 3, **rest: Any) -> None:
+    """What the signatures are of."""
+
+
+class Metric:
+    def __init__(self) -> None:
+        self.signature = inspect.signature(update)
+
+
+def bound(metric: Metric, x: torch.Tensor) -> Any:
+    found = metric.signature.bind(x, c=4)
+    found.apply_defaults()
+    return found.args, found.kwargs, found.arguments["a"] * found.arguments["b"]
+
+
+def filtered(metric: Metric, x: torch.Tensor) -> Any:
+    parameters = metric.signature.parameters
+    given = {"b": 1, "c": 2, "d": 3}
+    known = {name: item for name, item in given.items() if name in parameters}
+    kinds = [item.kind.name for item in parameters.values()]
+    return known, kinds, parameters["c"].default, str(metric.signature.parameters["b"]), x * len(known)
+
+
+def refused(metric: Metric, x: torch.Tensor) -> Any:
+    try:
+        metric.signature.bind()
+    except TypeError as error:
+        return str(error), x + 1
+    return x
+
+
+@pytest.mark.parametrize("program", [bound, filtered, refused])
+def test_one_graph(program: Any) -> None:
+    compiled = dovetail.compile(program, backend="aten", fullgraph=True)
+    metric = Metric()
+    for _ in range(2):
+        same(program(metric, torch.ones(2)), compiled(metric, torch.ones(2)))
+    metric.signature = inspect.signature(lambda a, b=5, c=7: None)
+    same(program(metric, torch.ones(2)), compiled(metric, torch.ones(2)))
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_a_default_that_changes_breaks_the_graph() -> None:
+    kept: list[int] = []
+
+    def changed(a: Any, b: list[int] = kept) -> None:
+        """Its default is read at each call."""
+
+    metric = Metric()
+    metric.signature = inspect.signature(changed)
+
+    def program(metric: Metric, x: torch.Tensor) -> Any:
+        return x * len(metric.signature.parameters["b"].default)
+
+    compiled = dovetail.compile(program, backend="aten")
+    for _ in range(3):
+        same(program(metric, torch.ones(2)), compiled(metric, torch.ones(2)))
+        kept.append(1)
