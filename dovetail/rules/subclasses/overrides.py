@@ -63,6 +63,11 @@ class SubclassesOff:
         raise UnbuildableError("a graph break where __torch_function__ is switched off", advice="break before or after")
 
 
+@rule(private_libraries.asks_subclasses)
+def _asks(interpreter: TracingInterpreter, args: Arguments, kwargs: Keywords) -> bool:
+    return interpreter.state(Overrides).asks_classes
+
+
 @rule(private_libraries.no_subclasses)
 def _switch_off(interpreter: TracingInterpreter, args: Arguments, kwargs: Keywords) -> SubclassesOff:
     return SubclassesOff(interpreter.state(Overrides))

@@ -435,3 +435,15 @@ def test_guards_ask_no_class_of_the_users() -> None:
             assert gradient.tolist() == [1, 1]
         heard.append(list(Listening.heard))
     assert heard[0] == heard[1]
+
+
+def test_whether_classes_are_asked_is_said_inside_of_the_block() -> None:
+    def program(x: torch.Tensor) -> Any:
+        with torch._C.DisableTorchFunctionSubclass():
+            with torch._C.DisableTorchFunctionSubclass():
+                x = x + 1
+            inside = torch._C._is_torch_function_enabled()
+        return inside, torch._C._is_torch_function_enabled(), x
+
+    compiled = dovetail.compile(program, backend="aten", fullgraph=True)
+    assert program(torch.ones(2))[:2] == compiled(torch.ones(2))[:2] == (False, True)
