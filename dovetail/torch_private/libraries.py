@@ -15,6 +15,9 @@ from torch._subclasses.functional_tensor import FunctionalTensorMode
 
 from dovetail.versions import parse
 
+#: The modules whose functions register operators and kernels of them, but for the objects that stand for an operator.
+REGISTERING = ("torch.library", "torch._library.custom_ops", "torch._custom_ops", "torch._custom_op.impl")
+
 enter_function_mode: Callable[[Any], None] = torch.overrides._push_mode
 
 

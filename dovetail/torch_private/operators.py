@@ -11,6 +11,8 @@ __all__ = ["OpOverload", "OpOverloadPacket"]
 
 #: In a block under this guard autograd records nothing, but views still share version counters. The class itself is offered because
 #: a Python context manager around it costs 1 us more on every call.
+#: How the names of the modules begin that operators are in.
+NAMESPACES = ("torch._ops.", "torch.ops.")
 BelowAutograd = torch._C._AutoDispatchBelowAutograd
 
 #: In a block under this guard autocast casts nothing.

@@ -38,16 +38,23 @@ def test_a_call_runs_as_a_whole(program: Any) -> None:
     for scale in (1.0, 2.0):
         x = torch.tensor([[2.0, 1.0], [0.0, 3.0]]) * scale
         same(program(x), compiled(x))
+    breaks = [event for event in dovetail.events_of(compiled).events if event.name == "graph break"]
     if program is not minimised:
-        assert dovetail.events_of(compiled).count("graph break") <= 3
+        # One call into the library; .numpy() is a break of its own.
+        assert sum("site-packages" in str(event) for event in breaks) == 1
 
 
-def test_an_attribute_of_a_native_object() -> None:
+@pytest.mark.filterwarnings("ignore")
+def test_an_attribute_of_a_native_object(monkeypatch: pytest.MonkeyPatch) -> None:
     function = scipy.linalg.lapack.dpotrf
+    monkeypatch.setattr(function, "seen", 0, raising=False)
 
     def program(x: torch.Tensor) -> torch.Tensor:
         function.seen = 3
         return x * function.seen
 
-    assert torch.equal(dovetail.compile(program, backend="aten")(torch.ones(2)), torch.full((2,), 3.0))
-    assert function.seen == 3
+    compiled = dovetail.compile(program, backend="aten")
+    for before in (5, 6, 7):
+        function.seen = before
+        assert torch.equal(compiled(torch.ones(2)), torch.full((2,), 3.0))
+        assert function.seen == 3

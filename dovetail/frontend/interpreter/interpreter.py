@@ -41,7 +41,7 @@ from dovetail.trace import CaptureSettings, Retry, Trace
 
 MAXIMUM_DEPTH = 400
 State = TypeVar("State")
-_WITHOUT_TENSORS = sys.stdlib_module_names | {"matplotlib", "networkx", "numpy", "pandas", "scipy", "sklearn"}
+_WITHOUT_TENSORS = sys.stdlib_module_names | {"matplotlib", "numpy", "pandas", "scipy"}
 # A program raises them on purpose or looks for them; a symbol does not cause them.
 _ORDINARY_ERRORS = (LookupError, AttributeError, NameError, StopIteration, GeneratorExit, ZeroDivisionError)
 

@@ -54,6 +54,7 @@ from dovetail.frontend.values.leaves import (
     plain_numbers,
 )
 from dovetail.runtime.recipe_builder import interpreted_of, stands_for
+from dovetail.torch_private import operators as private_operators
 from dovetail.torch_private import sizes as private_sizes
 from dovetail.torch_private import tensors as private_tensors
 from dovetail.torch_private import tracing as private_tracing
@@ -120,7 +121,8 @@ class NativeCalls(TracingInterpreter):
         except AttributeError as error:
             if _program_sees(error.obj) is error.obj:
                 raise
-            raise Break(f"{_name(function)} reads .{error.name} of an object that it may call") from error
+            what = f"{_name(function)} reads .{error.name} of an object that it is given to call"
+            raise Break(what, "call it outside of the compiled function") from error
         except RuntimeError as error:
             # One of a call without arguments depends on no tensor: the program may handle it.
             is_independent = not args and not kwargs and (owner is None or isinstance(owner, types.ModuleType))
@@ -181,8 +183,8 @@ class NativeCalls(TracingInterpreter):
             args, kwargs = tuple(map(self._numbers, args)), {key: self._numbers(item) for key, item in kwargs.items()}
         is_torchs = (getattr(function, "__module__", None) or "").startswith("torch")
         handed = self.called_argument if is_torchs else self.native_argument
-        if args and class_attribute(type(args[0]), _name(function))[0] is function:
-            # A method calls no object of its own class from outside.
+        if is_torchs and args and class_attribute(type(args[0]), _name(function))[0] is function:
+            # A method reads its own object, of which nothing else stands in its place.
             return (self.native_argument(args[0]), *map(handed, args[1:])), {key: handed(kwargs[key]) for key in kwargs}
         return tuple(map(handed, args)), {key: handed(item) for key, item in kwargs.items()}
 
@@ -244,7 +246,7 @@ class NativeCalls(TracingInterpreter):
                 return found
         module = getattr(function, "__module__", None) or ""
         # An operator of a library may have the name of a method of tensors.
-        is_library = module.startswith(("torch._ops.", "torch.ops.")) and not module.endswith(".aten")
+        is_library = module.startswith(private_operators.NAMESPACES) and not module.endswith(".aten")
         name = "" if is_library else getattr(function, "__name__", "")
         for handler in method_rule.get(name, ()):
             found = handler(self, function, args, kwargs)

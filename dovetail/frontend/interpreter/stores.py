@@ -101,9 +101,8 @@ class Stores(LookupGuards):
         if attributes is None or source is None:
             try:
                 object.__setattr__(target, name, value)
-            except TypeError:
-                # A native class has its own.
-                setattr(target, name, value)
+            except TypeError as error:
+                raise Break(f"{name} of a {type(target).__name__} is set, in a way of its class") from error
             return
         self.guard_stays_hidden(type(target), name)
         self.values.note(attributes, InstanceDictSource(source))

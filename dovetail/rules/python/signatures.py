@@ -1,6 +1,7 @@
 """Signatures that existed before the call (``inspect.signature(update)``, as metrics and array libraries keep them).
 
-Nothing changes a signature: which one it is is guarded, and the program is given a copy of its own, whose parts need no guards.
+Nothing changes a signature or a parameter: which one it is is guarded. A signature is bound by a copy, which needs no guards; a
+parameter stays what it is, and its functions are called for real. One that holds more than plain values is left to others.
 """
 
 from __future__ import annotations
@@ -12,28 +13,48 @@ from typing import Any
 from dovetail.frontend.protocol import TracingInterpreter
 from dovetail.frontend.rules import Arguments, Keywords, first_rule
 from dovetail.frontend.values.leaves import is_leaf_value
-from dovetail.guards import Identity
+from dovetail.guards import ComputedSource, Identity
 
 
 class _Copies:
     """The copies of this capture, by the ids of the signatures."""
 
     def __init__(self, interpreter: TracingInterpreter) -> None:
-        self.made: dict[int, tuple[Any, Any]] = {}
+        self.made: dict[int, tuple[inspect.Signature, inspect.Signature]] = {}
 
 
 @first_rule
-def _of_a_copy(interpreter: TracingInterpreter, function: Any, args: Arguments, kwargs: Keywords) -> Any:
-    if not args or type(args[0]) is not inspect.Signature or type(function) is not types.FunctionType:
+def _of_a_signature(interpreter: TracingInterpreter, function: Any, args: Arguments, kwargs: Keywords) -> Any:
+    kind = type(args[0]) if args else None
+    if kind not in (inspect.Signature, inspect.Parameter):
         return NotImplemented
-    signature, source = args[0], interpreter.values.source_of(args[0])
-    if source is None or vars(inspect.Signature).get(function.__name__) is None:
+    value, source = args[0], interpreter.values.source_of(args[0])
+    is_own = function in (str, repr) or (type(function) is types.FunctionType and function.__module__ == "inspect")
+    if source is None or not is_own or not _is_plain(value):
         return NotImplemented
-    parts = signature.parameters.values()
-    if not all(is_leaf_value(item.default) or isinstance(item.default, (type, types.FunctionType)) for item in parts):
-        return NotImplemented
-    interpreter.values.guard(source, Identity(signature), f"{source.name} was read")
+    interpreter.values.guard(source, Identity(value), f"{source.name} was read")
+    if kind is inspect.Parameter:
+        return function(*args, **kwargs)
     made = interpreter.state(_Copies).made
-    if id(signature) not in made:
-        made[id(signature)] = signature, signature.replace()
-    return interpreter.call(function, (made[id(signature)][1], *args[1:]), kwargs)
+    if id(value) not in made:
+        made[id(value)] = value, value.replace()
+        for name, parameter in value.parameters.items():
+            place = ComputedSource(_parameter, (source, name), f"{source.name}.parameters[{name!r}]")
+            interpreter.values.note(parameter, place)
+    found = interpreter.call(function, (made[id(value)][1], *args[1:]), kwargs)
+    return inspect.BoundArguments(value, found.arguments) if type(found) is inspect.BoundArguments else found
+
+
+def _parameter(signature: inspect.Signature, name: str) -> inspect.Parameter:
+    return signature.parameters[name]
+
+
+def _is_plain(value: inspect.Signature | inspect.Parameter) -> bool:
+    """Whether all that a signature or a parameter holds is known by what it is."""
+    if isinstance(value, inspect.Signature):
+        return _is_fixed(value.return_annotation) and all(map(_is_plain, value.parameters.values()))
+    return _is_fixed(value.default) and _is_fixed(value.annotation)
+
+
+def _is_fixed(value: Any) -> bool:
+    return isinstance(value, type) or is_leaf_value(value) or type(value).__module__ in ("types", "typing")

@@ -16,28 +16,26 @@ from dovetail.torch_private import trees as private_trees
 from dovetail.trace.overrides import EVERY, RefusedOperatorError, Run
 
 _OWN = frozenset({"aten", "prim", "prims", "dovetail", "higher_order"})
-# Functions of these modules that register nothing.
-_ASKING = frozenset(
-    {"__call__", "__repr__", "fallthrough_kernel", "get_ctx", "get_kernel", "infer_schema", "wrap_triton"}
-)
 
 
-def _register(interpreter: TracingInterpreter, function: Any, args: Arguments, kwargs: Keywords) -> Any:
-    # Torch would keep what the interpreter puts in the place of the user's functions.
-    # An operator is an object of these modules.
-    if (name := getattr(function, "__name__", "__call__")) in _ASKING:
+def _of_a_library(interpreter: TracingInterpreter, function: Any, args: Arguments, kwargs: Keywords) -> Any:
+    """A function of ``torch.library``, or an operator as an object, which is called."""
+    if (name := getattr(function, "__name__", "__call__")) == "__call__":
         return function(*args, **kwargs)
-    raise Break(f"an operator is registered ({name})", "register it outside of the compiled function")
+    # What the interpreter puts in the place of the user's functions would be kept.
+    raise Break(f"{name} of torch.library is called", "register operators outside of the compiled function")
 
 
-for _module in ("torch.library", "torch._library.custom_ops", "torch._custom_ops", "torch._custom_op.impl"):
-    native_rule[_module] = _register
+native_rule.update(dict.fromkeys(private_libraries.REGISTERING, _of_a_library))
 
 
 def _written(operator: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> list[torch.Tensor]:
     given = {**dict(zip((item.name for item in operator._schema.arguments), args)), **kwargs}
-    names = [item.name for item in operator._schema.arguments if item.is_write]
-    return [item for item in private_trees.tree_leaves([given.get(name) for name in names]) if item is not None]
+    found = [given.get(item.name) for item in operator._schema.arguments if item.is_write]
+    if any(isinstance(item, list) and any(one is None for one in item) for item in found):
+        # Torch's functionalisation takes the places of such a list for a dictionary: seen with 2.13.
+        raise RefusedOperatorError(f"{operator} writes to a list of tensors with None in it", advice="leave None out")
+    return [item for item in private_trees.tree_leaves(found) if item is not None]
 
 
 @EVERY.append
@@ -76,9 +74,6 @@ def _check_memory(operator: Any, args: Sequence[Any], kwargs: Mapping[str, Any])
             f"{operator} writes to an argument and returns it",
             advice="define it without a result: (Tensor(a!) x) -> ()",
         )
-    if any(isinstance(item, (list, tuple)) and any(one is None for one in item) for item in (*args, *kwargs.values())):
-        # Torch's functionalisation takes the places of such a list for a dictionary (2.13).
-        raise RefusedOperatorError(f"{operator} writes, and is given a list with None in it", advice="leave None out")
     tensors = [item for item in private_trees.tree_leaves((args, kwargs)) if isinstance(item, torch.Tensor)]
     for written in _written(operator, args, kwargs):
         for other in tensors:

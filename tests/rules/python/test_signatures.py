@@ -43,7 +43,14 @@ def refused(metric: Metric, x: torch.Tensor) -> Any:
     return x
 
 
-@pytest.mark.parametrize("program", [bound, filtered, refused])
+def known(metric: Metric, x: torch.Tensor) -> Any:
+    signature = metric.signature
+    found = signature.bind(x)
+    same_parts = [item is signature.parameters[name] for name, item in signature.parameters.items()]
+    return found.signature is signature, same_parts, x + 1
+
+
+@pytest.mark.parametrize("program", [bound, filtered, refused, known])
 def test_one_graph(program: Any) -> None:
     compiled = dovetail.compile(program, backend="aten", fullgraph=True)
     metric = Metric()
@@ -70,3 +77,41 @@ def test_a_default_that_changes_breaks_the_graph() -> None:
     for _ in range(3):
         same(program(metric, torch.ones(2)), compiled(metric, torch.ones(2)))
         kept.append(1)
+
+
+def test_parts_that_leave_the_function_are_eagers() -> None:
+    metric = Metric()
+
+    def program(metric: Metric, x: torch.Tensor) -> Any:
+        return metric.signature.parameters["a"], metric.signature.bind(x)
+
+    parameter, found = dovetail.compile(program, backend="aten", fullgraph=True)(metric, torch.ones(2))
+    assert parameter is metric.signature.parameters["a"]
+    assert found.signature is metric.signature
+    assert torch.equal(found.arguments["a"], torch.ones(2))
+
+
+class Setting:
+    value = 1
+
+
+SETTING = Setting()
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("setting", [Setting, SETTING])
+def test_an_annotation_that_changes(setting: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    def annotated(a: Any) -> None:
+        """Its annotation is read at each call."""
+
+    annotated.__annotations__["a"] = setting
+    metric = Metric()
+    metric.signature = inspect.signature(annotated)
+
+    def program(metric: Metric, x: torch.Tensor) -> Any:
+        return x * metric.signature.parameters["a"].annotation.value
+
+    compiled = dovetail.compile(program, backend="aten")
+    for value in (1, 7):
+        monkeypatch.setattr(setting, "value", value)
+        same(program(metric, torch.ones(2)), compiled(metric, torch.ones(2)))

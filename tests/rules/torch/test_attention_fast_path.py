@@ -66,3 +66,16 @@ def test_an_encoder_that_packs_padded_sequences(frozen: bool) -> None:
     strict = dovetail.compile(copy.deepcopy(encoder).eval(), backend="aten", fullgraph=True)
     with torch.no_grad(), pytest.raises(GraphBreakError, match="packs padded sequences"):
         strict(values, src_key_padding_mask=padding(2))
+
+
+@pytest.mark.parametrize("settings", [{}, {"need_weights": False}])
+def test_the_kernel_called_by_its_name(settings: dict[str, bool]) -> None:
+    torch.manual_seed(0)
+    weights = torch.randn(12, 4), torch.randn(12), torch.randn(4, 4), torch.randn(4)
+
+    def program(x: Tensor) -> Any:
+        return torch._native_multi_head_attention(x, x, x, 4, 2, *weights, **settings)
+
+    compiled = dovetail.compile(program, backend="aten", fullgraph=True)
+    with torch.no_grad():
+        same(program(torch.ones(2, 3, 4)), compiled(torch.ones(2, 3, 4)))

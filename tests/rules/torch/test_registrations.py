@@ -43,3 +43,22 @@ def test_a_library_is_filled(library: Any) -> None:
     compiled = dovetail.compile(program, backend="aten")
     assert torch.equal(compiled(torch.ones(3)), torch.full((3,), 2.0))
     assert torch.equal(torch.ops.dovetail_tests_registrations.twice(torch.ones(3)), torch.full((3,), 2.0))
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_a_list_with_none_in_it_is_written() -> None:
+    # Torch's functionalisation raises AttributeError of its own.
+    def program(x: torch.Tensor) -> torch.Tensor:
+        @torch.library.custom_op("dovetail_tests_registrations::filled", mutates_args={"others"})
+        def filled(x: torch.Tensor, others: list[torch.Tensor | None]) -> None:
+            for item in others:
+                if item is not None:
+                    item.copy_(x)
+
+        others = [torch.zeros(2), None, torch.zeros(2)]
+        filled(x, others)
+        return x + sum(item for item in others if item is not None)
+
+    compiled = dovetail.compile(program, backend="aten")
+    assert torch.equal(compiled(torch.ones(2)), torch.full((2,), 3.0))
+    assert "capture failed" not in str(dovetail.events_of(compiled))
