@@ -54,9 +54,9 @@ def hide_from_dynamo(function: Callable[..., Any]) -> None:
         frames.set_code_exec_strategy(function.__code__, frames._FrameExecStrategy(skip, skip))
 
 
-def without_dynamo_guard(function: types.FunctionType) -> types.FunctionType:
-    """The function inside torch's wrapper that keeps it out of torch's own compiler; any other function is returned as it is."""
-    return function.__wrapped__ if function.__code__ is _DISABLED else function
+def without_dynamo_guard(function: Any) -> Any:
+    """The function inside torch's wrapper that keeps it out of torch's own compiler; anything else is returned as it is."""
+    return function.__wrapped__ if getattr(function, "__code__", None) is _DISABLED else function
 
 
 def is_wrapped_module(value: Any) -> bool:

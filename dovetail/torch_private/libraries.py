@@ -17,6 +17,8 @@ from dovetail.versions import parse
 
 #: The modules whose functions register operators and kernels of them, but for the objects that stand for an operator.
 REGISTERING = ("torch.library", "torch._library.custom_ops", "torch._custom_ops", "torch._custom_op.impl")
+#: The module whose functions (``make_fx`` and what it returns) trace a program of their own.
+TRACING = "torch.fx.experimental.proxy_tensor"
 
 enter_function_mode: Callable[[Any], None] = torch.overrides._push_mode
 

@@ -245,8 +245,8 @@ class Attributes(LookupGuards):
     def load_default_attribute(self, target: Any, name: str) -> Any:
         """Do the work of ``object.__getattribute__``."""
         kind, values = type(target), self.values
-        if issubclass(kind, threading.local):
-            return attribute_rule[threading.local](self, target, name)
+        if (own := attribute_rule.get(threading.local if issubclass(kind, threading.local) else kind)) is not None:
+            return own(self, target, name)
         found, owner = class_attribute(kind, name)
         if name == "__class__" and (owner is object or owner is None):
             return kind

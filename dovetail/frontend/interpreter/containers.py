@@ -76,11 +76,11 @@ class Containers(TracingInterpreter):
         raise KeyError(key)
 
     def _load_list_item(self, target: Any, key: Any) -> Any:
-        if isinstance(key, slice):
-            self.values.whole(target)
-            return self.values.wrap(operator.getitem(target, key))
         if isinstance(key, torch.Tensor):
             raise Break("a tensor is used as an index into a Python list", "use a Python number")
+        if not hasattr(key, "__index__"):  # a slice, or what Python refuses
+            self.values.whole(target)
+            return self.values.wrap(operator.getitem(target, key))
         position, length = operator.index(key), plain_length(target)
         if type(target) is list and -self.effects.only_appended(target) <= position < 0:  # wherever that is
             return self.values.wrap(read_item(target, position))

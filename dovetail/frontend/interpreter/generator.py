@@ -71,7 +71,8 @@ class InterpretedGenerator(collections.abc.Generator[Any, Any, Any]):
             except BaseException as thrown:
                 if thrower.gi_frame is not None:
                     raise
-                error = thrown
+                # A StopIteration leaves a generator as the cause of a RuntimeError.
+                error = thrown.__cause__ if isinstance(kind, type) and issubclass(kind, StopIteration) else thrown
         frame = self._frame
         if frame is None:
             raise error

@@ -5,8 +5,9 @@ from __future__ import annotations
 import decimal
 from typing import Any
 
+from dovetail.frontend.code.frame import Break
 from dovetail.frontend.protocol import TracingInterpreter
-from dovetail.frontend.rules import Arguments, Keywords, rule
+from dovetail.frontend.rules import Arguments, Keywords, attribute_rule, rule
 from dovetail.guards import ComputedSource, Equals
 
 
@@ -24,3 +25,9 @@ def _number(interpreter: TracingInterpreter, args: Arguments, kwargs: Keywords) 
     source = ComputedSource(_context, (values.pin(decimal, "decimal"),), "decimal.getcontext()")
     values.guard(source, Equals(_context(decimal)), "a decimal number is made")
     return interpreter.native(decimal.Decimal, args, kwargs)
+
+
+@attribute_rule(decimal.Context)
+def _attribute(interpreter: TracingInterpreter, context: Any, name: Any) -> Any:
+    """Flags and traps are found by native code, not on the class, and whatever is computed changes the flags."""
+    raise Break(f"the {name} of a decimal context is read", "read it outside of the compiled function")

@@ -1,4 +1,4 @@
-"""Operators of ``torch.library``: what of them a graph cannot hold as eager runs it, and their registration."""
+"""Operators of ``torch.library``: what of them a graph cannot hold as eager runs it, their registration; other tracers."""
 
 from __future__ import annotations
 
@@ -27,6 +27,14 @@ def _of_a_library(interpreter: TracingInterpreter, function: Any, args: Argument
 
 
 native_rule.update(dict.fromkeys(private_libraries.REGISTERING, _of_a_library))
+
+
+@native_rule(private_libraries.TRACING)
+def _traced_apart(interpreter: TracingInterpreter, function: Any, args: Arguments, kwargs: Keywords) -> Any:
+    """``make_fx``, or what it returns: its graph would hold this capture's tensors as constants."""
+    if function.__name__ not in ("make_fx", "wrapped"):
+        return function(*args, **kwargs)
+    raise Break("make_fx traces a program", "call make_fx outside of the compiled function")
 
 
 def _written(operator: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> list[torch.Tensor]:

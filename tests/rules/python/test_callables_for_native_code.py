@@ -1,0 +1,141 @@
+"""Getters and caches that native code calls, and native code that writes what nobody journals."""
+
+from __future__ import annotations
+
+import abc
+import bisect
+import contextlib
+import decimal
+import functools
+import itertools
+import operator
+from collections import defaultdict
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+import torch
+from torch.fx.experimental.proxy_tensor import make_fx
+
+import dovetail
+from dovetail.errors import GraphBreakWarning
+
+PAIRS = [("A", 3), ("B", 2), ("A", 1)]
+
+
+@functools.cache
+def first(pair: tuple[Any, Any]) -> Any:
+    return pair[0]
+
+
+@functools.cache
+def second(pair: tuple[Any, Any]) -> Any:
+    return pair[1]
+
+
+def in_place(key: Any) -> list[Any]:
+    pairs = list(PAIRS)
+    pairs.sort(key=key)
+    return pairs
+
+
+CALLERS: dict[str, Callable[[Any], Any]] = {
+    "sorted": lambda key: sorted(PAIRS, key=key),
+    "max": lambda key: max(PAIRS, key=key),
+    "min": lambda key: min(PAIRS, key=key),
+    "sort": in_place,
+    "map": lambda key: list(map(key, PAIRS)),
+    "filter": lambda key: list(filter(key, [(0, 1), (1, 0)])),
+    "groupby": lambda key: [(name, list(group)) for name, group in itertools.groupby(PAIRS, key)],
+    "takewhile": lambda key: list(itertools.takewhile(key, [(1, 0), (0, 1)])),
+    "starmap": lambda key: list(itertools.starmap(key, [(pair,) for pair in PAIRS])),
+    "bisect": lambda key: bisect.bisect([(1, 5), (2, 6), (4, 7)], 3, key=key),
+    "a factory": lambda key: defaultdict(functools.partial(key, PAIRS[0]))[1],
+}
+KEYS: dict[str, tuple[Any, Any]] = {
+    "itemgetter": (operator.itemgetter(0), operator.itemgetter(1)),
+    "methodcaller": (operator.methodcaller("__getitem__", 0), operator.methodcaller("__getitem__", 1)),
+    "cache": (first, second),
+}
+
+
+@pytest.mark.parametrize("keys", KEYS.values(), ids=KEYS)
+@pytest.mark.parametrize("call", CALLERS.values(), ids=CALLERS)
+def test_another_key_is_another_result(call: Callable[[Any], Any], keys: tuple[Any, Any]) -> None:
+    def step(x: torch.Tensor, key: Any) -> Any:
+        return x + 1, call(key)
+
+    compiled = dovetail.compile(step, backend="aten")
+    for key in (*keys, keys[0]):
+        assert compiled(torch.ones(2), key)[1] == call(key)
+
+
+@contextlib.contextmanager
+def wrapping() -> Iterator[None]:
+    try:
+        yield
+    except Exception as error:
+        raise RuntimeError(f"caught {error!r}") from error
+
+
+@pytest.mark.parametrize("kind", [StopIteration, ValueError])
+def test_an_error_that_a_context_manager_is_left_with(kind: type[Exception]) -> None:
+    def step(x: torch.Tensor) -> Any:
+        try:
+            with wrapping():
+                raise kind(3)
+        except Exception as raised:
+            return x + 1, type(raised), str(raised)
+
+    compiled = dovetail.compile(step, backend="aten", fullgraph=True)
+    assert compiled(torch.ones(2))[1:] == step(torch.ones(2))[1:]
+
+
+def test_what_cannot_be_an_index() -> None:
+    def step(x: torch.Tensor, items: Any) -> Any:
+        try:
+            return x + 1, items["a"]
+        except TypeError as error:
+            return x + 1, str(error)
+
+    for items in ([1], (1,)):
+        compiled = dovetail.compile(step, backend="aten", fullgraph=True)
+        assert compiled(torch.ones(2), items)[1] == step(torch.ones(2), items)[1]
+
+
+def test_attributes_that_a_native_object_finds_by_itself() -> None:
+    def step(x: torch.Tensor) -> Any:
+        with decimal.localcontext() as context:
+            return x + 1, context.traps[decimal.Inexact], context.flags[decimal.Inexact]
+
+    compiled = dovetail.compile(step, backend="aten")
+    with pytest.warns(GraphBreakWarning):
+        assert compiled(torch.ones(2))[1:] == step(torch.ones(2))[1:]
+
+
+def test_a_class_is_registered_with_an_abstract_one() -> None:
+    class Shown(abc.ABC):
+        pass
+
+    class Plain:
+        pass
+
+    def step(x: torch.Tensor) -> Any:
+        before = issubclass(Plain, Shown)
+        Shown.register(Plain)
+        return x + 1, before, issubclass(Plain, Shown)
+
+    compiled = dovetail.compile(step, backend="aten")
+    with pytest.warns(GraphBreakWarning, match="abstract base class"):
+        assert compiled(torch.ones(2))[1:] == (False, True)
+    assert compiled(torch.ones(2))[1:] == (True, True)
+
+
+def test_a_program_that_is_traced_inside() -> None:
+    def step(x: torch.Tensor) -> Any:
+        graph = make_fx(lambda value: value.sin() + 2)(x)
+        return graph(x * 3)
+
+    compiled = dovetail.compile(step, backend="aten")
+    with pytest.warns(GraphBreakWarning, match="make_fx"):
+        assert torch.equal(compiled(torch.ones(2)), step(torch.ones(2)))
