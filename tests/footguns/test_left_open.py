@@ -14,6 +14,7 @@ import pytest
 import torch
 
 import dovetail
+from dovetail.face.loading import load_rules
 from dovetail.guards import AmbientState
 from dovetail.torch_private import state as private_state
 
@@ -64,6 +65,7 @@ def test_a_capture_that_ends_inside_of_a_block_leaves_torch_as_it_was(name: str,
         except ValueError as error:
             return str(error)
 
+    load_rules()  # They add to what is watched.
     with _quiet():
         compiled = dovetail.compile(program, backend="aten")
         ambient, state = AmbientState.snapshot(), private_state.StateOfTorch.now()

@@ -16,6 +16,7 @@ from typing import Any
 import pytest
 import torch
 from torch.fx.experimental.proxy_tensor import make_fx
+from torch.utils._device import set_device
 
 import dovetail
 from dovetail.errors import GraphBreakWarning
@@ -139,3 +140,17 @@ def test_a_program_that_is_traced_inside() -> None:
     compiled = dovetail.compile(step, backend="aten")
     with pytest.warns(GraphBreakWarning, match="make_fx"):
         assert torch.equal(compiled(torch.ones(2)), step(torch.ones(2)))
+
+
+def places() -> Iterator[torch.device]:
+    yield torch.empty(1).device
+    yield torch.empty(1).device
+
+
+def test_a_generator_is_decorated_by_torch() -> None:
+    def step(x: torch.Tensor) -> Any:
+        return x + 1, list(set_device("meta")(places)()), torch.empty(1).device
+
+    compiled = dovetail.compile(step, backend="aten", fullgraph=True)
+    assert compiled(torch.ones(2))[1:] == step(torch.ones(2))[1:]
+    assert compiled(torch.ones(2))[1][0] == torch.device("meta")
