@@ -19,8 +19,11 @@ from dovetail.versions import parse
 REGISTERING = ("torch.library", "torch._library.custom_ops", "torch._custom_ops", "torch._custom_op.impl")
 #: The module whose functions (``make_fx`` and what it returns) trace a program of their own.
 TRACING = "torch.fx.experimental.proxy_tensor"
-#: The module that decorates functions of the program, generators in a way of their own.
-DECORATING = "torch.utils._device"
+#: Modules whose Python code reads and sets parameters, walks containers or decorates functions of the program.
+READS_THE_PROGRAM = (
+    *("torch.nn.utils._named_member_accessor", "torch._functorch.functional_call", "torch.utils._pytree"),
+    "torch.utils._device",
+)
 
 enter_function_mode: Callable[[Any], None] = torch.overrides._push_mode
 

@@ -14,5 +14,3 @@ TRACING_PACKAGES = (
     "torch.overrides",
     "torch.utils._python_dispatch",
 )
-#: Modules whose Python code reads and sets parameters, or walks containers, of the program.
-READS_THE_PROGRAM = ("torch.nn.utils._named_member_accessor", "torch._functorch.functional_call", "torch.utils._pytree")

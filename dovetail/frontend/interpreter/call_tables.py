@@ -18,7 +18,8 @@ from dovetail.frontend.code.frame import Break
 _INTERPRETED_TORCH = {
     *("torch.nn.modules", "torch.utils._contextlib", "torch.autograd.grad_mode", "torch.amp.autocast_mode")
 }
-OWN_MODULES = ("dovetail.frontend.", "dovetail.rules.")  # the interpreter's own generators, iterators and helpers
+# The interpreter's own generators, iterators and helpers.
+OWN_MODULES = ("dovetail.frontend.", "dovetail.rules.")
 # Python code of the standard library that runs natively: it is pure, or (warnings, logging) kept once.
 NATIVE_PYTHON = (
     *("re", "inspect", "typing", "warnings", "logging", "abc", "copyreg", "importlib", "weakref", "textwrap"),
@@ -61,7 +62,8 @@ LOCKS = (type(threading.Lock()), type(threading.RLock()))
 # Methods of a tensor that hand out its memory or its values.
 _ADDRESSES = ("data_ptr", "const_data_ptr", "storage", "untyped_storage", "_typed_storage")
 DATA_METHODS = frozenset((*_ADDRESSES, "numpy", "tolist", "__array__", "__dlpack__", "from_dlpack", "apply_", "map_"))
-SYMBOLIC_FUNCTIONS = frozenset({math.floor, math.ceil, math.trunc, operator.index, slice})  # of symbols, they give one
+# Functions that give a symbolic number for a symbolic number.
+SYMBOLIC_FUNCTIONS = frozenset({math.floor, math.ceil, math.trunc, operator.index, slice})
 # Methods of lists, dictionaries and sets that write.
 WRITERS = frozenset(
     {

@@ -78,7 +78,7 @@ class Containers(TracingInterpreter):
     def _load_list_item(self, target: Any, key: Any) -> Any:
         if isinstance(key, torch.Tensor):
             raise Break("a tensor is used as an index into a Python list", "use a Python number")
-        if not hasattr(key, "__index__"):  # a slice, or what Python refuses
+        if not hasattr(type(key), "__index__"):  # a slice, or what Python refuses
             self.values.whole(target)
             return self.values.wrap(operator.getitem(target, key))
         position, length = operator.index(key), plain_length(target)

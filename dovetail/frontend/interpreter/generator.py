@@ -72,7 +72,7 @@ class InterpretedGenerator(collections.abc.Generator[Any, Any, Any]):
                 if thrower.gi_frame is not None:
                     raise
                 # A StopIteration leaves a generator as the cause of a RuntimeError.
-                error = thrown.__cause__ if isinstance(kind, type) and issubclass(kind, StopIteration) else thrown
+                error = (isinstance(kind, type) and issubclass(kind, StopIteration) and thrown.__cause__) or thrown
         frame = self._frame
         if frame is None:
             raise error

@@ -35,7 +35,6 @@ from dovetail.frontend.interpreter.operators import IN_PLACE
 from dovetail.frontend.interpreter.user_code import is_user_function
 from dovetail.frontend.protocol import TracingInterpreter
 from dovetail.frontend.rules import (
-    callable_rule,
     content_of,
     data_rule,
     error_rule,
@@ -217,7 +216,6 @@ class NativeCalls(TracingInterpreter):
             is_python = any(isinstance(item, (types.FunctionType, staticmethod)) for item in starters)
         else:
             is_python = isinstance(class_attribute(type(value), "__call__")[0], types.FunctionType)
-            is_python |= type(value) in callable_rule  # an itemgetter, a cache: their rules guard what they are
         return self.trampoline(value) if is_python else self.native_argument(value)
 
     def trampoline(self, function: Any) -> Callable[..., Any]:

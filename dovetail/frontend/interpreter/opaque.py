@@ -18,7 +18,7 @@ from dovetail.frontend.interpreter.lookup import instance_dict
 from dovetail.frontend.rules import content_of
 from dovetail.frontend.values.leaves import is_leaf_value
 from dovetail.frontend.values.values import Values
-from dovetail.guards import InstanceDictSource, ItemSource
+from dovetail.guards import Identity, InstanceDictSource, ItemSource
 
 # An object of these is known by its class and its arguments, for ever, or is guarded as a tensor or a module.
 _FIXED = (
@@ -84,8 +84,11 @@ def check_opaque(values: Values, function: Any, value: Any, looks_inside: bool =
             "hand over the values it needs instead",
         )
     is_fixed = isinstance(value, (type, types.FunctionType, types.MethodType))
-    if source is not None and callable(value) and not is_fixed and instance_dict(value) is not None:
-        guard_deep(values, value, {})
+    if source is not None and callable(value) and not is_fixed:
+        if instance_dict(value) is not None:
+            guard_deep(values, value, {})
+        else:
+            values.guard(source, Identity(value), f"{source.name} was handed to native code")
 
 
 def _guard_settings(values: Values, value: Any) -> None:

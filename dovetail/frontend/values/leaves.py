@@ -24,16 +24,12 @@ LEAF_TYPES: frozenset[type] = frozenset(
 HOLDING_FUNCTIONS = (functools._lru_cache_wrapper, type(functools.cmp_to_key(operator.sub)))
 IDENTITY_TYPES = (
     *(type, types.FunctionType, types.BuiltinFunctionType, types.ModuleType, types.CodeType, *HOLDING_FUNCTIONS),
-    *(
-        types.MethodDescriptorType,
-        types.WrapperDescriptorType,
-        types.ClassMethodDescriptorType,
-        types.MethodWrapperType,
-    ),
-    *(types.GetSetDescriptorType, types.MemberDescriptorType),
+    *(types.MethodDescriptorType, types.WrapperDescriptorType, types.ClassMethodDescriptorType),
+    *(types.MethodWrapperType, types.GetSetDescriptorType, types.MemberDescriptorType),
     *(private_operators.OpOverload, private_operators.OpOverloadPacket),
     # Immutable, and what native code makes of them depends on all that they hold.
     *(re.Pattern, re.Match, types.GenericAlias, types.UnionType),
+    *(operator.itemgetter, operator.attrgetter, operator.methodcaller),
 )
 TRUSTED_PREFIXES = (
     *("torch", "builtins", "math", "operator", "functools", "itertools", "collections", "contextlib", "typing"),

@@ -24,7 +24,7 @@ from dovetail.frontend.interpreter.call_tables import LOOKING, runs_natively
 from dovetail.frontend.protocol import TracingInterpreter
 from dovetail.frontend.rules import Arguments, Keywords, callable_rule, called_rule, rule, wrapper_rule
 from dovetail.frontend.values.leaves import is_leaf_value, plain_numbers
-from dovetail.guards import Answers, ComputedSource, Equals, Identity, Source
+from dovetail.guards import Answers, ComputedSource, Equals, Source
 from dovetail.runtime.recipe_builder import MADE_BY_CALL, interpreted_of
 from dovetail.torch_private import checkpoints as private_checkpoints
 from dovetail.torch_private import libraries as private_libraries
@@ -121,9 +121,6 @@ GETTERS: tuple[type, ...] = (operator.attrgetter, operator.itemgetter, operator.
 
 @callable_rule(*GETTERS)
 def _get(interpreter: TracingInterpreter, getter: Any, args: Arguments, kwargs: Keywords) -> Any:
-    source = interpreter.values.source_of(getter)
-    if source is not None:
-        interpreter.values.guard(source, Identity(getter), f"{source.name} was called")
     maker, items = getter.__reduce__()
     # A method called with keywords: they are in a partial function.
     name, keywords = (maker.args[0], maker.keywords) if maker not in GETTERS else (items[0], {})

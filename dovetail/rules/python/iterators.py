@@ -14,7 +14,7 @@ from dovetail.frontend.interpreter.call_tables import NATIVE_CALLABLES
 from dovetail.frontend.interpreter.callbacks import callback_codes
 from dovetail.frontend.interpreter.lookup import python_method
 from dovetail.frontend.protocol import TracingInterpreter
-from dovetail.frontend.rules import Arguments, Keywords, rule
+from dovetail.frontend.rules import Arguments, Keywords, callable_rule, rule
 from dovetail.rules.python.operator_functions import WRITING
 
 
@@ -107,6 +107,6 @@ def _chain_of_all(interpreter: TracingInterpreter, args: Arguments, kwargs: Keyw
 
 def called_for_items(interpreter: TracingInterpreter, function: Any) -> Any:
     """A function that native code calls for each item: also a builtin one goes through the interpreter, for the items' methods."""
-    if isinstance(function, (type, *NATIVE_CALLABLES)):
+    if isinstance(function, (type, *NATIVE_CALLABLES)) or type(function) in callable_rule:
         return interpreter.trampoline(function)
     return interpreter.called_argument(function)

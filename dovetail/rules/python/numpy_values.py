@@ -31,7 +31,7 @@ from dovetail.frontend.rules import (
     rule,
 )
 from dovetail.frontend.values.leaves import plain_numbers
-from dovetail.guards import ComputedSource, Equals
+from dovetail.guards import ComputedSource, Equals, Identity
 from dovetail.rules.python.numpy_numbers import ARRAY, NUMPY, SCALAR
 from dovetail.runtime.recipe_builder import MADE_BY_CALL
 from dovetail.torch_private import tracing as private_tracing
@@ -186,6 +186,8 @@ def is_pure(function: Any) -> bool:
 def _call(interpreter: TracingInterpreter, function: Any, args: Arguments, kwargs: Keywords) -> Any:
     if not is_pure(function):
         raise Break(f"numpy.{function.__name__} may read or change state that nobody guards", _ADVICE)
+    if (source := interpreter.values.source_of(function)) is not None:
+        interpreter.values.guard(source, Identity(function), f"{source.name} was called")
     return compute(interpreter, function, args, kwargs)
 
 

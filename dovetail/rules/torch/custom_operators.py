@@ -32,7 +32,7 @@ native_rule.update(dict.fromkeys(private_libraries.REGISTERING, _of_a_library))
 @native_rule(private_libraries.TRACING)
 def _traced_apart(interpreter: TracingInterpreter, function: Any, args: Arguments, kwargs: Keywords) -> Any:
     """``make_fx``, or what it returns: its graph would hold this capture's tensors as constants."""
-    if function.__name__ not in ("make_fx", "wrapped"):
+    if getattr(function, "__name__", "") not in ("make_fx", "wrapped"):
         return function(*args, **kwargs)
     raise Break("make_fx traces a program", "call make_fx outside of the compiled function")
 

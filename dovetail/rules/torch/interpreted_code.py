@@ -14,7 +14,6 @@ from dovetail.frontend.interpreter.user_code import is_user_callable, is_user_fu
 from dovetail.frontend.rules import Arguments, Keywords, interpreted_rule
 from dovetail.rules.refusals import refuse
 from dovetail.torch_private import libraries as private_libraries
-from dovetail.torch_private import packages as private_packages
 
 interpret_modules(
     *("torch.testing", "torch.optim", "torch.nn.parallel.distributed"),
@@ -32,7 +31,7 @@ interpret_modules(
     "torch.nn.utils.memory_format",
     # Modules, of observers and of layers that round as a quantised model would.
     "torch.ao",
-    *(*private_packages.READS_THE_PROGRAM, private_libraries.DECORATING),
+    *private_libraries.READS_THE_PROGRAM,
     # They call one another, and those of the user.
     "torch.utils.data.dataset",
 )
