@@ -99,8 +99,9 @@ class Tree:
         return value if isinstance(value, type) else None
 
     def is_object_dict(self, source: Source) -> bool:
-        """Whether a source is the ``__dict__`` of an object that is no class."""
-        kind = self.known_type(source.base) if isinstance(source, InstanceDictSource) else None
+        """Whether a source is the plain ``__dict__`` of an object that is no class."""
+        is_plain = isinstance(source, InstanceDictSource) and self.known_type(source) in (None, dict)
+        kind = self.known_type(source.base) if is_plain else None
         return kind is not None and not issubclass(kind, type)
 
     def class_of_table(self, source: Source) -> type | None:

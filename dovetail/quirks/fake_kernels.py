@@ -309,3 +309,22 @@ def _laid_out(result: Any, memory_format: torch.memory_format) -> Any:
     if expected.stride() == first.stride():
         return result
     return expected if first is result else (expected, *result[1:])
+
+
+_ENDS = ("Tensor_Tensor", "Tensor_Scalar", "Scalar_Tensor")
+
+
+def _from_complex(x: torch.Tensor) -> torch.Tensor:
+    return torch.linspace(x, 1, 3) + torch.logspace(0, x, 3)
+
+
+@quirk(
+    FAKE,
+    *(getattr(packet, name) for packet in (_aten.linspace, _aten.logspace) for name in _ENDS),
+    example=lambda: Example(_from_complex, [(torch.tensor(1j),)], order=0, options={"fullgraph": True}),
+)
+def complex_ends(run: Run, operator: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
+    """Make a row complex where a tensor among its ends is; the fake kernel asks numbers only."""
+    is_complex = any(isinstance(end, complex) or (isinstance(end, torch.Tensor) and end.is_complex()) for end in args)
+    dtype = torch.get_default_dtype().to_complex() if is_complex else None
+    return run(operator, args, kwargs if kwargs.get("dtype") or dtype is None else {**kwargs, "dtype": dtype})

@@ -153,6 +153,15 @@ def native_method(value: Any) -> tuple[Any, tuple[Any, ...]]:
     return (getattr, (owner, name)) if native is None or native is found[0] else (native.__get__, (owner,))
 
 
+def bind_native(method: Any, owner: Any) -> Any:
+    """A native method bound to what stands for its object."""
+    bind, (real, *name) = native_method(method)
+    if isinstance(real, torch.Tensor) and not isinstance(owner, torch.Tensor):
+        # A stand-in, which has none of the methods.
+        return types.MethodType(bind.__self__ if not name else getattr(type(real), *name), owner)
+    return bind(owner, *name)
+
+
 MADE_BY_CALL: dict[type, Callable[[Any], tuple[Any, ...]]] = {
     **dict.fromkeys(ITERATOR_TYPES, _iterator),
     types.MethodType: _bound_method,

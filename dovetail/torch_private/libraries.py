@@ -11,7 +11,7 @@ import torch
 from torch._higher_order_ops.utils import registered_hop_fake_fns
 from torch._ops import HigherOrderOperator, OpOverload, _higher_order_ops
 from torch._subclasses import FakeTensorMode
-from torch._subclasses.functional_tensor import FunctionalTensorMode
+from torch._subclasses.functional_tensor import FunctionalTensor, FunctionalTensorMode
 
 from dovetail.versions import parse
 
@@ -19,6 +19,13 @@ from dovetail.versions import parse
 REGISTERING = ("torch.library", "torch._library.custom_ops", "torch._custom_ops", "torch._custom_op.impl")
 #: The module whose functions (``make_fx`` and what it returns) trace a program of their own.
 TRACING = "torch.fx.experimental.proxy_tensor"
+#: What wraps tensors for a functionalisation of the program's own, or acts on such tensors.
+FUNCTIONALIZING = (
+    *(getattr(torch, name) for name in dir(torch) if name.startswith("_functionalize_")),
+    *(torch._to_functional_tensor, torch._from_functional_tensor, torch._freeze_functional_tensor),
+    *(torch._enable_functionalization, torch._disable_functionalization),
+    *(FunctionalTensorMode, FunctionalTensor.to_functional),
+)
 #: Modules whose Python code reads and sets parameters, walks containers or decorates functions of the program.
 READS_THE_PROGRAM = (
     *("torch.nn.utils._named_member_accessor", "torch._functorch.functional_call", "torch.utils._pytree"),

@@ -30,7 +30,9 @@ from dovetail.guards import (
     Identity,
     InstanceDictSource,
     ItemSource,
+    SameObject,
     Source,
+    TypeIs,
 )
 from dovetail.torch_private import calls as private_calls
 from dovetail.torch_private import sizes as private_sizes
@@ -254,7 +256,7 @@ class Attributes(LookupGuards):
         attributes = instance_dict(target)
         if name == "__dict__" and attributes is not None:
             if source is not None:
-                values.note(attributes, InstanceDictSource(source))
+                values.note(attributes, self.own_table(attributes, source))
             return attributes
         if owner is not None:
             self.guard_not_shadowed(kind, owner, name)
@@ -266,7 +268,7 @@ class Attributes(LookupGuards):
                 return values.read(attributes[name], self._own_item_source(attributes, source, name))
             if source is not None and not self.effects.written(attributes, name):
                 what = f" has no attribute {name}" if owner is None else f".{name} was found on the class"
-                values.guard(InstanceDictSource(source), HasNoKey(name), f"{source.name}{what}")
+                values.guard(self.own_table(attributes, source), HasNoKey(name), f"{source.name}{what}")
         if owner is not None:
             return self._bind_descriptor(found, owner, target, name)
         raise self._no_attribute(target, name)
@@ -314,7 +316,19 @@ class Attributes(LookupGuards):
         """The source of an instance attribute, or None where the program wrote it itself."""
         if source is None or self.effects.written(attributes, name):
             return None
-        return ItemSource(InstanceDictSource(source), name)
+        return ItemSource(self.own_table(attributes, source), name)
+
+    def own_table(self, attributes: dict[str, Any], source: Source) -> Source:
+        """Where the dictionary of an object is read; a dictionary that keeps its attributes in itself is its own."""
+        own = InstanceDictSource(source)
+        if (kind := type(attributes)) is not dict:
+            if any(class_attribute(kind, name)[0] is not getattr(dict, name) for name in ("__getitem__", "__setitem__")):
+                raise Break(f"an object keeps its attributes in a {kind.__name__}", "keep them in a plain dictionary")
+            self.values.guard(own, TypeIs(kind), f"{source.name} keeps its attributes in it")
+            if self.values.source_of(attributes) == source:
+                self.values.guard(own, SameObject((source,)), f"{source.name} keeps its attributes in itself")
+                return source
+        return own
 
     # --- descriptors --------------------------------------------------------------------------------------------------
 

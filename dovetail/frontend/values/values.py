@@ -56,7 +56,7 @@ from dovetail.guards import (
     TypeIs,
 )
 from dovetail.guards.reading import plain_items, plain_keys, plain_length, read_item
-from dovetail.runtime.recipe_builder import interpreted_of, native_method, plain_content
+from dovetail.runtime.recipe_builder import bind_native, interpreted_of, plain_content
 from dovetail.torch_private import calls as private_calls
 from dovetail.torch_private import state as private_state
 from dovetail.torch_private import tensors as private_tensors
@@ -232,8 +232,7 @@ class Values:
             # A new object at each look-up: what it is bound to, and its name, say all.
             self.guard(source, TypeIs(kind), f"{source.name} was read")
             self.guard(AttributeSource(source, "__name__"), Equals(value.__name__), f"{source.name} was read")
-            bind, (owner, *name) = native_method(value)
-            return bind(self.read(owner, AttributeSource(source, "__self__")), *name)
+            return bind_native(value, self.read(value.__self__, AttributeSource(source, "__self__")))
         is_users = isinstance(value, types.FunctionType) and not runs_natively(value.__globals__.get("__name__") or "")
         if is_users and self.trace.changes(("function", source.name), weakref.ref(value)):
             return self.read_closure(value, source)

@@ -320,6 +320,8 @@ def _backward(interpreter: TracingInterpreter, args: Arguments, kwargs: Keywords
 @rule(torch.autograd.grad)
 def _autograd_grad(interpreter: TracingInterpreter, args: Arguments, kwargs: Keywords) -> Any:
     roots = args[0] if args else kwargs.get("outputs", ())
+    if not isinstance(roots, torch.Tensor) and torch.overrides.is_tensor_like(roots):
+        return interpreter.run_function(torch.autograd.grad, args, kwargs)
     trace = interpreter.trace
     interpreter.values.whole(roots)
     roots = [interpreter.values.wrap(item) for item in ([roots] if isinstance(roots, torch.Tensor) else list(roots))]

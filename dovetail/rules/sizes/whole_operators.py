@@ -160,6 +160,7 @@ def _pooled_with_indices(*args: Any, **kwargs: Any) -> Sizes:
 
 
 def _line(start: float, end: float, steps: Any, *, dtype: Any = None, device: Any = None) -> Sizes:
+    _require(not isinstance(start, (complex, torch.Tensor)) and not isinstance(end, (complex, torch.Tensor)))
     return [((steps,), dtype or torch.get_default_dtype())]
 
 

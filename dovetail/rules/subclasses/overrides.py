@@ -75,9 +75,15 @@ def _switch_off(interpreter: TracingInterpreter, args: Arguments, kwargs: Keywor
 
 # --- calls ------------------------------------------------------------------------------------------------------------
 
+#: Methods of native code; to bind one is no call of torch.
+_METHODS = (types.MethodDescriptorType, types.WrapperDescriptorType)
+
 
 def override(interpreter: TracingInterpreter, function: Any, args: Arguments, kwargs: Keywords) -> Any:
     """A call of torch that is given a stand-in: by the classes where they are asked, else with the plain tensors."""
+    descriptor = getattr(function, "__self__", None)
+    if isinstance(descriptor, _METHODS) and function.__name__ == "__get__" and type(args[0]) is OverridingValue:
+        return types.MethodType(descriptor, args[0])
     args = tuple(map(interpreter.values.for_native, args))
     kwargs = {name: interpreter.values.for_native(item) for name, item in kwargs.items()}
     if getattr(function, "__module__", None) == "_operator":

@@ -82,7 +82,9 @@ class Probes:
         return None
 
     def refuse(self, function: Any, args: Arguments, kwargs: Keywords) -> NoReturn:
-        """Raise torch's error for a call that no class takes."""
+        """Raise torch's error for a call that no class takes; Python asks the other operand of an operator first."""
+        if getattr(function, "__module__", None) == "_operator":
+            raise Break("no __torch_function__ takes an operator", "compute it outside of the function")
         with private_tracing.disable_current_modes():
             function(*mapped(args, self.probe), **mapped(kwargs, self.probe))
         raise Break("no __torch_function__ takes a call", "call it outside of the function")

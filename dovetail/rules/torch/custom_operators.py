@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, NoReturn
 
 import torch
 
 from dovetail.frontend.code.frame import Break
 from dovetail.frontend.protocol import TracingInterpreter
-from dovetail.frontend.rules import Arguments, Keywords, native_rule
+from dovetail.frontend.rules import Arguments, Keywords, native_rule, rule
 from dovetail.torch_private import libraries as private_libraries
 from dovetail.torch_private import tensors as private_tensors
 from dovetail.torch_private import trees as private_trees
@@ -35,6 +35,14 @@ def _traced_apart(interpreter: TracingInterpreter, function: Any, args: Argument
     if getattr(function, "__name__", "") not in ("make_fx", "wrapped"):
         return function(*args, **kwargs)
     raise Break("make_fx traces a program", "call make_fx outside of the compiled function")
+
+
+def _functionalizes(interpreter: TracingInterpreter, args: Arguments, kwargs: Keywords) -> NoReturn:
+    """The capture functionalises by the same state, and its tensors are wrapped already."""
+    raise Break("tensors are functionalised", "use torch.func.functionalize, or do this outside of the function")
+
+
+rule.update(dict.fromkeys(private_libraries.FUNCTIONALIZING, _functionalizes))
 
 
 def _written(operator: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> list[torch.Tensor]:
