@@ -11,6 +11,7 @@ the user's instruction; its frame is the one that is shown.
 """
 
 from __future__ import annotations
+import __future__
 
 import ast
 import dis
@@ -68,7 +69,9 @@ def _calling_template(code: types.CodeType, place: dis.Positions) -> tuple[types
     # The compiler warns of a call of a constant, but not of this.
     constants = [ast.Constant(value, **spot) for value in (True, _PLACEHOLDER, None)]
     called = ast.Call(ast.IfExp(*constants, **spot), [], [], **spot)
-    made = compile(ast.Expression(called), code.co_filename, "eval")
+    # What the call compiles, as exec does, has the __future__ features of the code that calls.
+    features = code.co_flags & __future__.annotations.compiler_flag
+    made = compile(ast.Expression(called), code.co_filename, "eval", features, dont_inherit=True)
     return _named(made, code, first, _CALLS), made.co_consts.index(_PLACEHOLDER)
 
 

@@ -208,13 +208,7 @@ def deferred_assumptions(environment: ShapeEnv, truths: Set[Any] = frozenset()) 
     return [expression for expression in found if expression not in (True, False)]
 
 
-_RELATIONS = {
-    sympy.Eq: operator.eq,
-    sympy.Ge: operator.ge,
-    sympy.Le: operator.le,
-    sympy.Gt: operator.gt,
-    sympy.Lt: operator.lt,
-}
+_RELATIONS = {getattr(sympy, name): getattr(operator, name.lower()) for name in ("Eq", "Ge", "Le", "Gt", "Lt")}
 
 
 def parts_of_relation(expression: Any) -> tuple[Any, ...]:

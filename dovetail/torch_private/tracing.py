@@ -49,11 +49,8 @@ __all__ = [
 LOGGING = ("torch._subclasses.fake_tensor", "torch.fx.experimental.recording", "torch.fx.experimental.symbolic_shapes")
 #: What torch raises where a fake tensor cannot answer because only the data can.
 DATA_DEPENDENT_ERRORS: tuple[type[BaseException], ...] = (
-    DataDependentOutputException,
-    DynamicOutputShapeException,
-    GuardOnDataDependentSymNode,
-    UnsupportedFakeTensorException,
-    UnsupportedOperatorException,
+    *(DataDependentOutputException, DynamicOutputShapeException, GuardOnDataDependentSymNode),
+    *(UnsupportedFakeTensorException, UnsupportedOperatorException),
 )
 
 

@@ -322,7 +322,9 @@ class Attributes(LookupGuards):
         """Where the dictionary of an object is read; a dictionary that keeps its attributes in itself is its own."""
         own = InstanceDictSource(source)
         if (kind := type(attributes)) is not dict:
-            if any(class_attribute(kind, name)[0] is not getattr(dict, name) for name in ("__getitem__", "__setitem__")):
+            if any(
+                class_attribute(kind, name)[0] is not getattr(dict, name) for name in ("__getitem__", "__setitem__")
+            ):
                 raise Break(f"an object keeps its attributes in a {kind.__name__}", "keep them in a plain dictionary")
             self.values.guard(own, TypeIs(kind), f"{source.name} keeps its attributes in it")
             if self.values.source_of(attributes) == source:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import builtins
-import decimal
 import functools
 import itertools
 import math
@@ -46,8 +45,6 @@ IMPURE_BUILTINS: dict[Any, str] = {
     dir: "dir() lists what nobody guards",
     breakpoint: "breakpoint stops the program",
     id: "id() is another number at every call",
-    decimal.getcontext: "decimal.getcontext() hands out state that nobody guards",
-    decimal.localcontext: "decimal.localcontext() hands out state that nobody guards",
 }
 IMPURE_TORCH = frozenset(
     {

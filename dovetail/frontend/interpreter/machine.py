@@ -250,7 +250,7 @@ def _variables(frame: Frame) -> dict[str, Any]:
 _BLIND = (types.BuiltinFunctionType, types.MethodDescriptorType, types.MethodWrapperType, types.WrapperDescriptorType)
 _SEEING = frozenset(
     {
-        *(locals, globals, vars, dir, eval, exec),
+        *(locals, globals, vars, dir, eval, exec, compile),
         *(sys._getframe, warnings.warn, *map(vars(sys).get, ("_getframemodulename",))),
     }
 )

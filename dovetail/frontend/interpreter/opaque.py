@@ -21,15 +21,8 @@ from dovetail.frontend.values.values import Values
 from dovetail.guards import Identity, InstanceDictSource, ItemSource
 
 # An object of these is known by its class and its arguments, for ever, or is guarded as a tensor or a module.
-_FIXED = (
-    type,
-    types.FunctionType,
-    types.MethodType,
-    types.ModuleType,
-    torch.Tensor,
-    torch.nn.Module,
-    *NATIVE_CALLABLES,
-)
+_FUNCTIONS = (types.FunctionType, types.MethodType)
+_FIXED = (type, *_FUNCTIONS, types.ModuleType, torch.Tensor, torch.nn.Module, *NATIVE_CALLABLES)
 # Containers that are gone through when they are handed over, and what is known by its name.
 _GUARDED = (list, tuple, dict, set, frozenset, types.ModuleType, logging.Logger)
 # All that is in these are attributes and items, which are guarded one by one.
@@ -83,8 +76,7 @@ def check_opaque(values: Values, function: Any, value: Any, looks_inside: bool =
             f"a {kind.__qualname__} object is handed to {name}, which could read state that nobody guards",
             "hand over the values it needs instead",
         )
-    is_fixed = isinstance(value, (type, types.FunctionType, types.MethodType))
-    if source is not None and callable(value) and not is_fixed:
+    if source is not None and callable(value) and not isinstance(value, (type, *_FUNCTIONS)):
         if instance_dict(value) is not None:
             guard_deep(values, value, {})
         else:

@@ -6,9 +6,13 @@ import decimal
 from typing import Any
 
 from dovetail.frontend.code.frame import Break
+from dovetail.frontend.interpreter.call_tables import IMPURE_BUILTINS
 from dovetail.frontend.protocol import TracingInterpreter
 from dovetail.frontend.rules import Arguments, Keywords, attribute_rule, rule
 from dovetail.guards import ComputedSource, Equals
+
+for _function in (decimal.getcontext, decimal.localcontext):
+    IMPURE_BUILTINS[_function] = f"decimal.{_function.__name__}() hands out state that nobody guards"
 
 
 def _context(module: Any) -> tuple[Any, ...]:
