@@ -30,6 +30,11 @@ def _written_twice(x: torch.Tensor) -> torch.Tensor:
     return x.clone().expand(3, 4).add_(1)
 
 
+def _its_own_index(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    index = torch.tensor([2, 1, 0])
+    return x * 1, index.index_fill_(0, index, 0)
+
+
 def _moved(x: torch.Tensor) -> tuple[torch.Tensor, Any]:
     z = torch.zeros(4)
     z.set_(x[1:])  # type: ignore[call-overload]
@@ -42,6 +47,7 @@ def _moved(x: torch.Tensor) -> tuple[torch.Tensor, Any]:
     example={
         "an operand is shifted": lambda: Example(_shifted, [(torch.arange(5.0),)], order=0),
         "elements share memory": lambda: Example(_written_twice, [(torch.ones(4),)], order=0),
+        "an index is written": lambda: Example(_its_own_index, [(torch.ones(4),)], order=0),
         "set_": lambda: Example(_moved, [(torch.ones(4),)], order=0),
     },
 )
@@ -58,6 +64,8 @@ def overlapping_write(operator: Any, args: Sequence[Any], kwargs: Mapping[str, A
         operands += [
             (item, written) for item in items if isinstance(item, torch.Tensor) and item.layout is torch.strided
         ]
+    # What does not go element by element may read an element that it has written.
+    jumps = torch.Tag.pointwise not in operator.tags and not schema.name.startswith(("aten::_foreach", "aten::copy_"))
     for at, (target, written) in enumerate(operands):
         if not written:
             continue
@@ -71,19 +79,25 @@ def overlapping_write(operator: Any, args: Sequence[Any], kwargs: Mapping[str, A
             )
         storage = target.untyped_storage()._cdata
         for other_at, (other, _) in enumerate(operands):
-            is_shared = other is not target and other.untyped_storage()._cdata == storage
-            if other_at != at and is_shared and _overlap_partly(target, other):
+            if other_at == at or other.untyped_storage()._cdata != storage:
+                continue
+            if _overlap_partly(target, other) or (jumps and _lie_alike(target, other)):
                 raise RefusedOperatorError(
-                    f"{operator} writes to memory that it also reads, at another place",
+                    f"{operator} writes to memory that it also reads{'' if jumps else ', at another place'}",
                     advice="clone the operand first",
                 )
 
 
+def _lie_alike(left: torch.Tensor, right: torch.Tensor) -> bool:
+    """Whether two tensors of one storage begin at one place and have one shape: the same elements, if any."""
+    return left is right or (left.storage_offset() == right.storage_offset() and left.shape == right.shape)
+
+
 def _overlap_partly(left: torch.Tensor, right: torch.Tensor) -> bool:
     """Whether two tensors of one storage share some of their memory but do not lie in the same way."""
-    if left.numel() == 0 or right.numel() == 0:
+    if left is right or left.numel() == 0 or right.numel() == 0:
         return False
-    if left.dtype == right.dtype and left.storage_offset() == right.storage_offset() and left.shape == right.shape:
+    if left.dtype == right.dtype and _lie_alike(left, right):
         return left.stride() != right.stride()
     if left.dtype == right.dtype and _are_disjoint(left, right):
         return False

@@ -122,3 +122,20 @@ def test_the_program_is_seen(name: str) -> None:
     outcome = run_program(source)
     assert outcome.has_begun and outcome.raised == 0
     assert not outcome.failure, outcome.failure
+
+
+@pytest.mark.parametrize("future", ["", "from __future__ import annotations\n"])
+def test_code_made_inside_has_the_features_of_the_program(future: str) -> None:
+    program = """
+def function(x):
+    names = {}
+    exec("a: int = 3\\ndef g(q: float) -> str: ...", names)
+    code = compile("b: int = 1", "<made>", "exec")
+    exec(code, names)
+    return x * 2, str(names["__annotations__"]), str(names["g"].__annotations__), code.co_flags
+import torch
+def call_0(run): return run(torch.ones(2, requires_grad=True))
+"""
+    outcome = run_program(future + program)
+    assert outcome.has_begun and outcome.raised == 0
+    assert not outcome.failure, outcome.failure

@@ -111,15 +111,16 @@ class HooksOutside:
         """Begin the capture anew with this hook outside, if that can be."""
         interpreter = self._interpreter
         tensor = next(tensor for known, tensor in (*self._in_graph, *self._retained) if known == key)
-        is_input = interpreter.trace.input_of(tensor) is not None
-        if self.is_outside(key) or not (is_input or interpreter.trace.settings.one_graph):
+        # What the graph computes of a result goes through its hook; of a leaf, the graph computes nothing any more.
+        is_left = tensor.is_leaf or interpreter.trace.input_of(tensor) is not None
+        if self.is_outside(key) or not (is_left or interpreter.trace.settings.one_graph):
             return
         interpreter.trace.findings.observed[key] = True
         raise Retry(reason)
 
     def check_leaving(self, tensor: torch.Tensor) -> None:
         """A tensor leaves the program."""
-        for key, known in (*(self._in_graph if tensor._backward_hooks else ()), *self._retained):
+        for key, known in (*(self._in_graph if _has_hooks(tensor) else ()), *self._retained):
             if known is tensor:
                 self.keep_outside(key, "a tensor with a hook on its gradient leaves the function")
 

@@ -162,3 +162,12 @@ def test_what_eager_refuses_is_refused_at_symbolic_sizes() -> None:
     for function in (program, compiled):
         with pytest.raises(RuntimeError, match=r"[Pp]adding size"):
             function(torch.randn(2, 3))
+
+
+def test_rows_between_complex_numbers() -> None:
+    def function(x: torch.Tensor) -> Any:
+        rows = [torch.linspace(-1 + 1j, 1, 3), torch.linspace(0, 2j, 4), torch.logspace(0, 1j, 3)]
+        return *rows, torch.linspace(torch.tensor(1j), 2, 3), torch.linspace(0, torch.tensor(2.0), 3) + x
+
+    x = torch.ones(3)
+    same(function(x), dovetail.compile(function, backend="aten", fullgraph=True)(x))

@@ -447,3 +447,64 @@ def test_whether_classes_are_asked_is_said_inside_of_the_block() -> None:
 
     compiled = dovetail.compile(program, backend="aten", fullgraph=True)
     assert program(torch.ones(2))[:2] == compiled(torch.ones(2))[:2] == (False, True)
+
+
+class Telling(torch.Tensor):
+    """Gives the name of each function that it is given to."""
+
+    @classmethod
+    def __torch_function__(cls, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        return function.__name__
+
+
+TELLING = torch.ones(1).as_subclass(Telling)
+ITS_METHOD = TELLING.abs
+
+
+def test_native_methods_that_are_bound_to_one_ask_its_class() -> None:
+    def bound_outside(x: torch.Tensor) -> Any:
+        return ITS_METHOD(), x * 2
+
+    def bound_inside(x: torch.Tensor) -> Any:
+        return torch.Tensor.add.__get__(TELLING)(x), torch.Tensor.__neg__.__get__(TELLING)(), x * 2
+
+    def given(x: torch.Tensor, method: Any) -> Any:
+        return method(), x * 2
+
+    x = torch.ones(2)
+    same(bound_outside(x), dovetail.compile(bound_outside, backend="aten", fullgraph=True)(x))
+    same(bound_inside(x), dovetail.compile(bound_inside, backend="aten", fullgraph=True)(x))
+    compiled = dovetail.compile(given, backend="aten", fullgraph=True)
+    for method in (TELLING.abs, TELLING.neg, torch.full((1,), -3.0).abs):
+        same(given(x, method), compiled(x, method))
+
+
+def test_an_operator_that_no_class_takes_goes_to_the_other_operand() -> None:
+    class Left(torch.Tensor):
+        @classmethod
+        def __torch_function__(cls, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+            return NotImplemented
+
+    class Right(Left):
+        @classmethod
+        def __torch_function__(cls, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+            return 7 if function is torch.Tensor.__rpow__ else NotImplemented
+
+    def function(x: torch.Tensor, left: Any, right: Any) -> Any:
+        return x * (left**right)
+
+    given = torch.ones(2), torch.ones(1).as_subclass(Left), torch.ones(1).as_subclass(Right)
+    same(function(*given), dovetail.compile(function, backend="aten")(*given))
+
+
+def test_what_is_like_a_tensor_is_asked_for_its_gradient() -> None:
+    class Like:
+        @classmethod
+        def __torch_function__(cls, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+            return function.__name__, len(args[0])
+
+    def function(x: torch.Tensor, like: Any) -> Any:
+        return torch.autograd.grad(like, like), x * 2
+
+    x = torch.ones(2)
+    same(function(x, Like()), dovetail.compile(function, backend="aten")(x, Like()))

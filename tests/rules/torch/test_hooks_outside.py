@@ -279,3 +279,43 @@ def test_one_capture_for_all_calls() -> None:
         compiled(model, torch.randn(5, 3, requires_grad=True))
     assert len(compiled.entries) == 1
     assert captures(compiled) == 2  # the first attempt has found that the features leave
+
+
+def made_and_returned(method: str, hook: Callable[[Tensor], Any]) -> Callable[[Tensor], Any]:
+    def function(x: Tensor) -> Any:
+        leaf = torch.zeros(3, requires_grad=True)
+        getattr(leaf, method)(hook)
+        return leaf, x * 2
+
+    return function
+
+
+def made_and_used_behind_a_break(method: str, hook: Callable[[Tensor], Any]) -> Callable[[Tensor], Any]:
+    def function(x: Tensor) -> Any:
+        leaf = torch.zeros(3, requires_grad=True)
+        getattr(leaf, method)(hook)
+        (leaf * 2).sum().backward()
+        first = leaf.grad.clone()
+        scale = float(x.sum())
+        (leaf * scale).sum().backward()
+        return leaf, first
+
+    return function
+
+
+@pytest.mark.parametrize("program", [made_and_returned, made_and_used_behind_a_break])
+@pytest.mark.parametrize(
+    ("method", "hook"),
+    [
+        ("register_hook", lambda gradient: gradient * 7),
+        ("register_post_accumulate_grad_hook", lambda leaf: [leaf.grad.mul_(5), None][1]),
+    ],
+)
+def test_the_hook_of_a_leaf_that_is_made_inside_stays_on_it(program: Any, method: str, hook: Any) -> None:
+    function = program(method, hook)
+    found = []
+    for run in (function, dovetail.compile(function, backend="aten")):
+        leaf, other = run(torch.ones(3))
+        (leaf * 3).sum().backward()
+        found.append((leaf.grad, other))
+    same(found[0], found[1])

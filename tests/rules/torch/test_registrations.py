@@ -9,6 +9,7 @@ import pytest
 import torch
 
 import dovetail
+from tests.differential import same
 
 
 @pytest.fixture
@@ -62,3 +63,25 @@ def test_a_list_with_none_in_it_is_written() -> None:
     compiled = dovetail.compile(program, backend="aten")
     assert torch.equal(compiled(torch.ones(2)), torch.full((2,), 3.0))
     assert "capture failed" not in str(dovetail.events_of(compiled))
+
+
+def test_tensors_are_functionalised_inside() -> None:
+    def by_hand(x: torch.Tensor) -> Any:
+        wrapped = torch._to_functional_tensor(x)
+        torch._enable_functionalization(reapply_views=True)
+        try:
+            view = wrapped.view(-1)
+            wrapped.add_(1)
+            result = view * 2
+        finally:
+            torch._disable_functionalization()
+        torch._sync(result)
+        return torch._from_functional_tensor(result)
+
+    def by_transform(x: torch.Tensor) -> Any:
+        return torch.func.functionalize(lambda y: y.view(-1).add_(1) * 2)(x)
+
+    for function in (by_hand, by_transform):
+        compiled = dovetail.compile(function, backend="aten")
+        for _ in range(2):
+            same(function(torch.ones(3)), compiled(torch.ones(3)))
