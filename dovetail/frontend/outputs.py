@@ -102,12 +102,12 @@ class Outputs:
         if is_new:
             self._positions[id(value)] = len(self.tensors)
             self.tensors.append(value)
-        found = TensorItem(self._positions[id(value)])
-        if value.is_leaf and value.grad is not None and self._trace.input_of(value) is None:
-            return CallItem(ConstantItem(_with_gradient), (found, self._tensor(value.grad)))
+        found: Recipe = TensorItem(self._positions[id(value)])
         if is_new and id(value) in self._values.tensor_attributes:
             attributes = self._builder.build(self._values.tensor_attributes[id(value)][1])
-            return CallItem(ConstantItem(_with_attributes), (found, attributes))
+            found = CallItem(ConstantItem(_with_attributes), (found, attributes))
+        if value.is_leaf and value.grad is not None and self._trace.input_of(value) is None:
+            return CallItem(ConstantItem(_with_gradient), (found, self._tensor(value.grad)))
         return found
 
     def _check_tensor(self, value: torch.Tensor) -> None:

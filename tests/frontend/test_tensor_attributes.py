@@ -103,3 +103,16 @@ def test_an_attribute_that_a_class_of_tensors_defines_is_not_set_past_it() -> No
 
     with pytest.raises(dovetail.errors.GraphBreakError, match=r"\.data of a tensor is set"):
         dovetail.compile(program, backend="aten", fullgraph=True)(torch.ones(2))
+
+
+def test_a_leaf_made_inside_leaves_with_its_attributes_and_its_gradient() -> None:
+    def function(x: torch.Tensor) -> Any:
+        leaf = (x * 2).detach().requires_grad_()
+        leaf.note = ["kept"]
+        (leaf * x).sum().backward()
+        return leaf
+
+    for backend in ("aten", "eager"):
+        found = dovetail.compile(function, backend=backend)(torch.ones(3))
+        assert found.note == ["kept"]
+        same(function(torch.ones(3)).grad, found.grad)
