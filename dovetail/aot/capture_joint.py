@@ -36,8 +36,8 @@ from dovetail.torch_private import calls as private_calls
 from dovetail.torch_private import sizes as private_sizes
 from dovetail.torch_private import tensors as private_tensors
 from dovetail.torch_private import tracing as private_tracing
-from dovetail.trace import Trace
-from dovetail.trace.overrides import GRAPHS, INPUT_GRADIENTS, LEAF_ORDERS, inexact_gradients, requested_gradients
+from dovetail.trace import Trace, overrides
+from dovetail.trace.overrides import INPUT_GRADIENTS, LEAF_ORDERS, inexact_gradients, requested_gradients
 
 
 def capture_joint(state: AOTState) -> JointGraph:
@@ -284,13 +284,15 @@ def _close_graph(trace: Trace, results: list[torch.fx.Node | None], inputs: Sequ
     graph = trace.graph
     graph.output(results)
     _placeholders_first(graph)
+    for look in overrides.UNREAD:
+        look(graph)
     graph.eliminate_dead_code(is_impure_node=must_stay)
     if trace.metadata_changes and any(map(checks_assumption, graph.nodes)):
         raise CaptureError(
             "an input changes its size or strides in place, beside sizes that depend on data",
             advice="make a new tensor instead",
         )
-    for edit in GRAPHS:
+    for edit in overrides.GRAPHS:
         edit(graph)
     for node, descriptor in zip(graph.find_nodes(op="placeholder"), inputs, strict=True):
         node.meta["desc"] = descriptor

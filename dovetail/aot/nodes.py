@@ -28,15 +28,15 @@ BACKWARD_RUN = "in_backward"
 """A mark: the number of the run of autograd's engine, inside of the captured function, that has computed the node."""
 
 _ASSERTIONS = (torch.ops.aten._assert_scalar.default, torch.ops.aten._assert_async.msg)
+#: Operators that stay though nothing reads what they give, if anything. Rules add more.
+STAYING = {torch.ops.aten._linalg_check_errors.default, *_ASSERTIONS}
 
 
 def must_stay(node: torch.fx.Node) -> bool:
     """Whether a node stays even if unused: it draws random numbers (the generator moves as in eager) or raises errors."""
     if node.op != "call_function":
         return node.op in ("placeholder", "output")
-    if node.target is torch.ops.aten._linalg_check_errors.default or node.target in _ASSERTIONS:
-        return True
-    return torch.Tag.nondeterministic_seeded in getattr(node.target, "tags", ())
+    return node.target in STAYING or torch.Tag.nondeterministic_seeded in getattr(node.target, "tags", ())
 
 
 def checks_assumption(node: torch.fx.Node) -> bool:

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
 from typing import Any
 
 import pytest
 import torch
 
 import dovetail
-from dovetail.errors import OutgrownError
+from dovetail import aot
+from dovetail.errors import GraphBreakWarning, OutgrownError
 from dovetail.reports.explanation import compiled_function
 from dovetail.versions import parse
 from tests.differential import check
@@ -306,3 +308,81 @@ def test_a_handled_error_is_eagers(call: Any) -> None:
             return type(error), str(error), x * 2
 
     check(function, torch.ones(3, requires_grad=True), fullgraph=False)
+
+
+def unread_rows(x: torch.Tensor, index: torch.Tensor, seen: list[str]) -> torch.Tensor:
+    """Nothing reads the result."""
+    try:
+        torch.nn.functional.embedding(index, x.view(3, 1))
+    except IndexError as error:
+        seen.append(str(error))
+        return x * 3
+    return x * 2
+
+
+def unread_write(x: torch.Tensor, index: torch.Tensor, seen: list[str]) -> torch.Tensor:
+    """What is written is the function's own, and nothing reads it."""
+    x.detach().clone().index_add_(0, index, torch.ones(2))
+    return x * 2
+
+
+def unread_loss(x: torch.Tensor, index: torch.Tensor, seen: list[str]) -> torch.Tensor:
+    """The operator has two results."""
+    torch.nn.functional.cross_entropy(x.expand(2, 3), index)
+    return x * 2
+
+
+def unread_chain(x: torch.Tensor, index: torch.Tensor, seen: list[str]) -> torch.Tensor:
+    """What raises is read by what nothing reads."""
+    torch.nn.functional.embedding_bag(index.view(1, 2), x.view(3, 1)).sin()
+    return x * 2
+
+
+@pytest.mark.parametrize("backend", ["aten", "eager", "inductor"])
+@pytest.mark.parametrize("function", [unread_rows, unread_write, unread_loss, unread_chain])
+@pytest.mark.once("inductor")
+def test_what_nothing_reads_raises_all_the_same(function: Any, backend: str) -> None:
+    compiled = dovetail.compile(function, backend=backend, fullgraph=True)
+    for index in (ONE, TWO, ONE):
+        outcomes: list[Any] = []
+        for run in (function, compiled):
+            x, seen = torch.ones(3, requires_grad=True), []
+            try:
+                result = run(x, index, seen)
+                result.sum().backward()
+                outcomes.append((result.tolist(), x.grad.tolist(), seen))
+            except (IndexError, RuntimeError) as error:
+                outcomes.append((type(error), str(error).splitlines()[0], seen))
+        assert outcomes[0] == outcomes[1]
+
+
+def test_only_what_may_raise_stays_in_the_graph() -> None:
+    def function(x: torch.Tensor, index: torch.Tensor) -> torch.Tensor:
+        x.sin().cos()
+        x.gather(0, index)
+        kept = x[index]
+        return (kept * x[: len(kept)]).sum()
+
+    with contextlib.ExitStack() as stack:
+        state = aot.create_state(stack, function, (torch.ones(3, requires_grad=True), ONE))
+        graph = aot.capture_joint(state).graph
+        names = [node.target.__name__ for node in graph.nodes if node.op == "call_function"]
+    assert [names.count(name) for name in ("sin.default", "cos.default", "index.Tensor")] == [0, 0, 1]
+    assert names[names.index("gather.default") + 1] == "read.default"
+    assert names.count("read.default") == 1
+
+
+def test_the_memory_of_a_numpy_array_is_not_resized() -> None:
+    def function(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        try:
+            x.resize_(10, 10)
+        except RuntimeError:
+            return y * 3
+        return y * 2
+
+    x = torch.ones(4)
+    array = x.numpy()
+    compiled = dovetail.compile(function, backend="aten")
+    with pytest.warns(GraphBreakWarning, match="memory is not its own"):
+        assert compiled(x, torch.ones(2)).tolist() == [3.0, 3.0]
+    assert array.shape == (4,)

@@ -13,6 +13,7 @@ import pytest
 import torch
 
 import dovetail
+from tests.differential import same
 
 np = pytest.importorskip("numpy")
 
@@ -108,3 +109,44 @@ def test_an_object_that_hands_names_on_is_built_from_its_own_attributes(kind: ty
         return result.tolist(), type(outer), outer.held is held, vars(held), own
 
     assert run(lambda f: dovetail.compile(f, backend="aten")) == run(lambda f: f)
+
+
+def test_the_errors_of_super_are_pythons() -> None:
+    class Base:
+        def nothing(*args: Any) -> Any:
+            return super()  # type: ignore[misc]
+
+    def function(x: torch.Tensor) -> Any:
+        said = []
+        for arguments in ((int, int, int), (3,), (Base, 3)):
+            try:
+                super(*arguments)
+            except TypeError as error:
+                said.append(str(error))
+        try:
+            Base.nothing()
+        except RuntimeError as error:
+            said.append(str(error))
+        return x * len(said), said
+
+    x = torch.ones(2)
+    same(function(x), dovetail.compile(function, backend="aten", fullgraph=True)(x))
+
+
+class OddDictionary:
+    """What it says of its dictionary is not what it has."""
+
+    __dict__ = property(lambda self: "odd")  # type: ignore[assignment]
+
+
+def test_a_dictionary_that_is_a_property_is_none_of_the_objects(capsys: pytest.CaptureFixture[str]) -> None:
+    odd = OddDictionary()
+
+    def function(x: torch.Tensor) -> Any:
+        print(odd.__dict__, x.sum().item())
+        return x * 2
+
+    x = torch.ones(2)
+    same(function(x), dovetail.compile(function, backend="aten")(x))
+    first, second = capsys.readouterr().out.splitlines()
+    assert first == second

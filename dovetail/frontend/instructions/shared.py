@@ -102,6 +102,8 @@ def read_variable(interpreter: FrameRunner, frame: Frame, name: str) -> Any:
 
 def super_arguments(interpreter: FrameRunner, frame: Frame) -> tuple[type, Any]:
     """The class and the object that ``super()`` finds in the frame of a method."""
+    if not frame.code.co_argcount:
+        raise RuntimeError("super(): no arguments")
     if "__class__" not in frame.cells:
         raise RuntimeError("super(): __class__ cell not found")
     first = read_variable(interpreter, frame, frame.code.co_varnames[0])

@@ -7,7 +7,6 @@ the code that goes on they would be guarded, and each call would compile that co
 from __future__ import annotations
 
 import builtins
-import contextlib
 import logging
 import types
 from dataclasses import dataclass
@@ -15,8 +14,8 @@ from typing import Any
 
 from dovetail.frontend.code.frame import Frame, Instruction
 from dovetail.frontend.code.points import is_bound
+from dovetail.frontend.interpreter.lookup import instance_dict
 from dovetail.frontend.rules import real_rule
-from dovetail.guards.reading import instance_dict
 from dovetail.rules.python.log_messages import CALLS, callee_place, effect_on_stack, gives_message, values_taken
 
 #: Calls in an argument that read a number or write a text; any other may be worth a graph.
@@ -75,9 +74,7 @@ def _loaded(frame: Frame, item: Instruction, owner: Any) -> Any:
         return frame.cells[name].cell_contents if is_bound(frame.cells[name]) else None
     if item.opname not in ("LOAD_ATTR", "LOAD_METHOD"):
         return None
-    own: dict[str, Any] = {}
-    with contextlib.suppress(AttributeError):
-        own = instance_dict(owner)
+    own = instance_dict(owner) or {}
     function = getattr(type(owner), name, None) if isinstance(owner, logging.Logger) else None
     inherited = types.MethodType(function, owner) if isinstance(function, types.FunctionType) else _Method(name)
     return own.get(name, inherited)

@@ -167,7 +167,7 @@ def _is_given(value: Any) -> bool:
 
 @first_rule
 def _override(interpreter: TracingInterpreter, function: Any, args: Arguments, kwargs: Keywords) -> Any:
-    if function is super and len(args) != 1:
+    if function is super and len(args) in (0, 2):
         start, value = args or super_arguments(interpreter, interpreter.frames[-1])
         return OverridingSuper(start, value) if type(value) is OverridingValue else NotImplemented
     if not any(map(_is_given, (*args, *kwargs.values()))):

@@ -1,4 +1,7 @@
-"""``p.data = value``: nothing where the value is the tensor's own memory, as in ``p.data -= update``; else the graph breaks."""
+"""Memory of a tensor that the program exchanges: ``p.data = value``, and ``x.resize_``.
+
+The first is nothing where the value is the tensor's own memory, as in ``p.data -= update``; else the graph breaks.
+"""
 
 from __future__ import annotations
 
@@ -8,7 +11,7 @@ import torch
 
 from dovetail.frontend.code.frame import Break, Frame
 from dovetail.frontend.protocol import TracingInterpreter
-from dovetail.frontend.rules import setter_rule
+from dovetail.frontend.rules import Arguments, Keywords, method_rule, setter_rule
 from dovetail.torch_private import calls as private_calls
 
 
@@ -24,6 +27,16 @@ def _set_data(interpreter: TracingInterpreter, target: torch.Tensor, value: Any)
         if _is_in_loop(frame) and "backward" not in frame.code.co_names:
             stop.steps = tuple(outer.step for outer in interpreter.frames[:-1])
     raise stop
+
+
+@method_rule("resize_", "resize_as_")
+def _resize(interpreter: TracingInterpreter, function: Any, args: Arguments, kwargs: Keywords) -> Any:
+    """Eager raises at once where the memory is not the tensor's to resize: that of a numpy array, say."""
+    owner = getattr(function, "__self__", None)
+    traced = interpreter.trace.input_of(owner if isinstance(owner, torch.Tensor) else args[0])
+    if traced is not None and traced.real.layout is torch.strided and not traced.real.untyped_storage().resizable():
+        raise Break("a tensor whose memory is not its own is resized", "resize a clone of it")
+    return NotImplemented
 
 
 def _place(tensor: torch.Tensor) -> tuple[Any, ...]:
