@@ -7,6 +7,7 @@ A node's ``meta`` holds ``val`` (its fake value), ``phase`` ("forward" or "backw
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable
+from typing import Any
 
 import torch
 
@@ -29,7 +30,7 @@ BACKWARD_RUN = "in_backward"
 
 _ASSERTIONS = (torch.ops.aten._assert_scalar.default, torch.ops.aten._assert_async.msg)
 #: Operators that stay though nothing reads what they give, if anything. Rules add more.
-STAYING = {torch.ops.aten._linalg_check_errors.default, *_ASSERTIONS}
+STAYING: set[Any] = {torch.ops.aten._linalg_check_errors.default, *_ASSERTIONS}
 
 
 def must_stay(node: torch.fx.Node) -> bool:

@@ -100,8 +100,9 @@ class Tree:
 
     def is_object_dict(self, source: Source) -> bool:
         """Whether a source is the plain ``__dict__`` of an object that is no class."""
-        is_plain = isinstance(source, InstanceDictSource) and self.known_type(source) in (None, dict)
-        kind = self.known_type(source.base) if is_plain else None
+        if not isinstance(source, InstanceDictSource) or self.known_type(source) not in (None, dict):
+            return False
+        kind = self.known_type(source.base)
         return kind is not None and not issubclass(kind, type)
 
     def class_of_table(self, source: Source) -> type | None:

@@ -22,6 +22,7 @@ from dovetail.frontend.interpreter.lookup import (
 from dovetail.frontend.interpreter.opaque import hides_state
 from dovetail.frontend.rules import STAND_INS, attribute_rule
 from dovetail.frontend.values.leaves import IDENTITY_TYPES, is_leaf_value, is_trusted, may_be_switched, plain_numbers
+from dovetail.frontend.values.values import Values
 from dovetail.guards import (
     AttributeSource,
     Equals,
@@ -46,6 +47,19 @@ _FUNCTION_STATE = frozenset(
         *("__kwdefaults__", "__module__", "__name__", "__qualname__"),
     }
 )
+
+
+def own_table(values: Values, attributes: dict[str, Any], source: Source) -> Source:
+    """Where the dictionary of an object is read; a dictionary that keeps its attributes in itself is its own."""
+    own = InstanceDictSource(source)
+    if (kind := type(attributes)) is not dict:
+        if any(class_attribute(kind, name)[0] is not getattr(dict, name) for name in ("__getitem__", "__setitem__")):
+            raise Break(f"an object keeps its attributes in a {kind.__name__}", "keep them in a plain dictionary")
+        values.guard(own, TypeIs(kind), f"{source.name} keeps its attributes in it")
+        if values.source_of(attributes) == source:
+            values.guard(own, SameObject((source,)), f"{source.name} keeps its attributes in itself")
+            return source
+    return own
 
 
 class Attributes(LookupGuards):
@@ -256,7 +270,7 @@ class Attributes(LookupGuards):
         attributes = instance_dict(target)
         if name == "__dict__" and attributes is not None:
             if source is not None:
-                values.note(attributes, self.own_table(attributes, source))
+                values.note(attributes, own_table(self.values, attributes, source))
             return attributes
         if owner is not None:
             self.guard_not_shadowed(kind, owner, name)
@@ -268,7 +282,7 @@ class Attributes(LookupGuards):
                 return values.read(attributes[name], self._own_item_source(attributes, source, name))
             if source is not None and not self.effects.written(attributes, name):
                 what = f" has no attribute {name}" if owner is None else f".{name} was found on the class"
-                values.guard(self.own_table(attributes, source), HasNoKey(name), f"{source.name}{what}")
+                values.guard(own_table(self.values, attributes, source), HasNoKey(name), f"{source.name}{what}")
         if owner is not None:
             return self._bind_descriptor(found, owner, target, name)
         raise self._no_attribute(target, name)
@@ -316,21 +330,7 @@ class Attributes(LookupGuards):
         """The source of an instance attribute, or None where the program wrote it itself."""
         if source is None or self.effects.written(attributes, name):
             return None
-        return ItemSource(self.own_table(attributes, source), name)
-
-    def own_table(self, attributes: dict[str, Any], source: Source) -> Source:
-        """Where the dictionary of an object is read; a dictionary that keeps its attributes in itself is its own."""
-        own = InstanceDictSource(source)
-        if (kind := type(attributes)) is not dict:
-            if any(
-                class_attribute(kind, name)[0] is not getattr(dict, name) for name in ("__getitem__", "__setitem__")
-            ):
-                raise Break(f"an object keeps its attributes in a {kind.__name__}", "keep them in a plain dictionary")
-            self.values.guard(own, TypeIs(kind), f"{source.name} keeps its attributes in it")
-            if self.values.source_of(attributes) == source:
-                self.values.guard(own, SameObject((source,)), f"{source.name} keeps its attributes in itself")
-                return source
-        return own
+        return ItemSource(own_table(self.values, attributes, source), name)
 
     # --- descriptors --------------------------------------------------------------------------------------------------
 

@@ -9,6 +9,7 @@ from typing import Any
 import torch
 
 from dovetail.frontend.code.frame import Break
+from dovetail.frontend.interpreter.attributes import own_table
 from dovetail.frontend.interpreter.lookup import (
     MISSING,
     MODULE_TABLES,
@@ -105,7 +106,7 @@ class Stores(LookupGuards):
                 raise Break(f"{name} of a {type(target).__name__} is set, in a way of its class") from error
             return
         self.guard_stays_hidden(type(target), name)
-        self.values.note(attributes, self.own_table(attributes, source))
+        self.values.note(attributes, own_table(self.values, attributes, source))
         self.effects.set_item(attributes, name, value)
 
     def delete_attribute(self, target: Any, name: str) -> None:
@@ -118,7 +119,7 @@ class Stores(LookupGuards):
         if attributes is None or name not in attributes or hasattr(type(found), "__delete__") or not is_plain:
             raise Break(f"the attribute {name} of a {type(target).__name__} is deleted")
         if (source := self.values.source_of(target)) is not None:
-            own, before = self.own_table(attributes, source), self.effects.before(attributes)
+            own, before = own_table(self.values, attributes, source), self.effects.before(attributes)
             self.values.note(attributes, own)
             if name in before:
                 self.values.guard(own, DictKeys(tuple(before)), f"{name} is deleted")

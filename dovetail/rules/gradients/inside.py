@@ -30,7 +30,8 @@ from dovetail.trace.overrides import autograd_nodes, requested_gradients
 
 BACKWARD = inspect.signature(torch.autograd.backward)
 TENSOR_BACKWARD = inspect.signature(torch.Tensor.backward)
-GRAD = inspect.signature(torch.autograd.grad)
+_GRAD: Any = torch.autograd.grad
+GRAD = inspect.signature(_GRAD)
 HOOK_TABLES = ("_backward_hooks", "_post_accumulate_grad_hooks")
 
 
@@ -321,7 +322,7 @@ def _backward(interpreter: TracingInterpreter, args: Arguments, kwargs: Keywords
 def _autograd_grad(interpreter: TracingInterpreter, args: Arguments, kwargs: Keywords) -> Any:
     roots = args[0] if args else kwargs.get("outputs", ())
     if not isinstance(roots, torch.Tensor) and torch.overrides.is_tensor_like(roots):
-        return interpreter.run_function(torch.autograd.grad, args, kwargs)
+        return interpreter.run_function(_GRAD, args, kwargs)
     trace = interpreter.trace
     interpreter.values.whole(roots)
     roots = [interpreter.values.wrap(item) for item in ([roots] if isinstance(roots, torch.Tensor) else list(roots))]
