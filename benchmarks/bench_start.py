@@ -85,10 +85,7 @@ def resnet() -> tuple[nn.Module, Callable[[nn.Module, int], Tensor]]:
 
     def loss(module: nn.Module, step: int) -> Tensor:
         generator = torch.Generator().manual_seed(step)
-        images, labels = (
-            torch.randn(8, 3, 16, 16, generator=generator),
-            torch.randint(10, (8,), generator=generator),
-        )
+        images, labels = (torch.randn(8, 3, 16, 16, generator=generator), torch.randint(10, (8,), generator=generator))
         return nn.functional.cross_entropy(module(images), labels)
 
     return model, loss

@@ -13,11 +13,7 @@ import torch
 
 from dovetail.errors import ArtefactError
 
-_CLASSES: dict[str, type[Any]] = {
-    "dtype": torch.dtype,
-    "layout": torch.layout,
-    "memory_format": torch.memory_format,
-}
+_CLASSES: dict[str, type[Any]] = {"dtype": torch.dtype, "layout": torch.layout, "memory_format": torch.memory_format}
 #: By kind and name: a file names a value and never spells an attribute of torch.
 _NAMED = {
     kind: {str(value): value for value in vars(torch).values() if isinstance(value, cls)}

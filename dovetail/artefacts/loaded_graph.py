@@ -131,10 +131,7 @@ def _check_tensor(value: Any, promised: torch.Tensor, name: str) -> None:
         raise InputError(f"{name} must be {promised.dtype} of {promised.dim()} dimensions")
     if value.device.type != promised.device.type or value.is_conj() or value.is_neg():
         raise InputError(f"{name} must be a plain tensor on {promised.device.type}, not on {value.device}")
-    for kind, found, wanted in (
-        ("shape", value.shape, promised.shape),
-        ("strides", value.stride(), promised.stride()),
-    ):
+    for kind, found, wanted in (("shape", value.shape, promised.shape), ("strides", value.stride(), promised.stride())):
         for own, fixed, size in zip(found, wanted, value.shape):
             if not private_sizes.is_symbolic(fixed) and fixed != own and (kind == "shape" or size > 1):
                 raise InputError(f"{name} has the {kind} {tuple(found)}, and the graph is for {tuple(wanted)}")

@@ -37,10 +37,7 @@ class SegmentRunner:
     """Runs the segments one after the other; a value is let go of after its last use."""
 
     def __init__(
-        self,
-        segments: Sequence[Segment],
-        results: Sequence[int | None],
-        functions: Sequence[Callable[..., Any]],
+        self, segments: Sequence[Segment], results: Sequence[int | None], functions: Sequence[Callable[..., Any]]
     ) -> None:
         self.segments = segments
         #: The callable of each segment.

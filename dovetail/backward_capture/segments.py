@@ -91,9 +91,7 @@ def why_eager(node: fx.Node, traceable: Sequence[bool]) -> str:
 
 
 def cut(
-    graph_module: fx.GraphModule,
-    traceable: Sequence[bool],
-    reducers: frozenset[int] = frozenset(),
+    graph_module: fx.GraphModule, traceable: Sequence[bool], reducers: frozenset[int] = frozenset()
 ) -> tuple[tuple[Segment, ...], tuple[int | None, ...]]:
     """Cut a captured backward around the steps that must be eager, and before each that could see a ``.grad`` not yet written.
 

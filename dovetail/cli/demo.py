@@ -264,10 +264,9 @@ def compare(runs: Sequence[Run]) -> tuple[list[str], bool]:
         else:
             sentence = f"largest relative deviation of the loss from eager's: {early:.1e} in the first "
             sentence += f"{min(CHECKED_STEPS, len(deviations))} steps, {worst:.1e} in all {len(deviations)}"
-        kept = {
-            "dovetail-aten": worst == 0.0 and same_weights,
-            "dovetail-inductor": early <= INDUCTOR_TOLERANCE,
-        }.get(run.engine, True)
+        kept = {"dovetail-aten": worst == 0.0 and same_weights, "dovetail-inductor": early <= INDUCTOR_TOLERANCE}.get(
+            run.engine, True
+        )
         agreed = agreed and kept
         remarks.append(f"{run.engine}: {sentence}" + ("" if kept else " (MORE THAN PROMISED)"))
     return remarks, agreed

@@ -366,11 +366,7 @@ class _Number:
 
 
 def _gradients(
-    trace: Trace,
-    joint: JointGraph,
-    request: Request,
-    primals: Mapping[int, torch.Tensor],
-    tangents: list[torch.Tensor],
+    trace: Trace, joint: JointGraph, request: Request, primals: Mapping[int, torch.Tensor], tangents: list[torch.Tensor]
 ) -> Sequence[torch.Tensor | None]:
     """The wanted gradients of a replay of the program."""
     with torch.enable_grad():

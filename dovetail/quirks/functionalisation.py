@@ -222,10 +222,7 @@ def _written_by_strides(x: torch.Tensor) -> torch.Tensor:
     return x * 3
 
 
-@quirk(
-    GRAPHS,
-    example=lambda: Example(_written_by_strides, [(torch.rand(3, 4).t(),)]),
-)
+@quirk(GRAPHS, example=lambda: Example(_written_by_strides, [(torch.rand(3, 4).t(),)]))
 def scatters_without_gradients(graph: torch.fx.Graph) -> None:
     """Scatter by strides into a detached input: torch asserts that what requires a gradient is contiguous."""
     for node in graph.find_nodes(op="call_function", target=_aten.as_strided_scatter.default):

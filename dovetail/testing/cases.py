@@ -25,15 +25,7 @@ from dovetail.torch_private import state as private_state
 
 Group = Literal["operators", "models", "mutation", "aliasing", "dynamic shapes", "second order", "errors", "probe"]
 #: The groups of the suite, in the order of its table.
-GROUPS: tuple[Group, ...] = (
-    "operators",
-    "models",
-    "mutation",
-    "aliasing",
-    "dynamic shapes",
-    "second order",
-    "errors",
-)
+GROUPS: tuple[Group, ...] = ("operators", "models", "mutation", "aliasing", "dynamic shapes", "second order", "errors")
 Status = Literal["passed", "refused", "failed", "crashed", "timed out"]
 Compile = Callable[..., Any]
 Program = Callable[[Compile], Any]

@@ -70,11 +70,7 @@ def _known_everywhere(subject: Subject) -> bool:
 
 
 def _rows(
-    batch: Sequence[tuple[Subject, Case]],
-    by_name: bool,
-    options: Mapping[str, Any] | None,
-    device: str,
-    seconds: float,
+    batch: Sequence[tuple[Subject, Case]], by_name: bool, options: Mapping[str, Any] | None, device: str, seconds: float
 ) -> Iterator[processes.Row | processes.Lost]:
     if by_name:
         names = [(subject, case.name) for subject, case in batch]

@@ -45,15 +45,7 @@ from dovetail.guards.ambient import without_autocast
 from dovetail.runtime.function import RuntimeFunction
 from dovetail.tiers import kept_steps, process
 from dovetail.tiers.check import difference_of_tiers
-from dovetail.tiers.choice import (
-    CACHES,
-    OPERATORS,
-    Tiers,
-    has_changing_numbers,
-    has_sizes,
-    tiers_of,
-    why_not,
-)
+from dovetail.tiers.choice import CACHES, OPERATORS, Tiers, has_changing_numbers, has_sizes, tiers_of, why_not
 from dovetail.tiers.compiling import make_job
 from dovetail.tiers.later import Collector
 from dovetail.tiers.progress import Progress, stage

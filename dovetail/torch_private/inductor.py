@@ -62,11 +62,7 @@ def inductor_compile(
         settled.enter_context(block)
     with settled, refusing_to_compile(), kernels_in_few_files():
         return compile_fx_inner(
-            graph,
-            example_inputs,
-            static_input_idxs=static_inputs,
-            is_backward=is_backward,
-            is_inference=is_inference,
+            graph, example_inputs, static_input_idxs=static_inputs, is_backward=is_backward, is_inference=is_inference
         )
 
 

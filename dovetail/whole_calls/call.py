@@ -106,11 +106,7 @@ class _WholeCall(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        ctx: Any,
-        trace: Trace,
-        function: WholeFunction,
-        carried: Sequence[torch.Tensor | None],
-        *tensors: torch.Tensor,
+        ctx: Any, trace: Trace, function: WholeFunction, carried: Sequence[torch.Tensor | None], *tensors: torch.Tensor
     ) -> tuple[torch.Tensor, ...]:
         ctx.set_materialize_grads(False)
         found = record(trace, function, tensors)

@@ -53,17 +53,7 @@ def part_beside_what_follows(x: Tensor) -> Any:
 @pytest.mark.filterwarnings("ignore::UserWarning")
 @pytest.mark.parametrize("requires_grad", [False, True])
 @pytest.mark.parametrize(
-    "function",
-    [
-        detached,
-        part,
-        turned,
-        by_data,
-        two,
-        beside_its_origin,
-        beside_what_follows,
-        part_beside_what_follows,
-    ],
+    "function", [detached, part, turned, by_data, two, beside_its_origin, beside_what_follows, part_beside_what_follows]
 )
 def test_detached_leaves_in_the_memory_of_another_tensor(function: Callable[..., Any], requires_grad: bool) -> None:
     def run(function: Callable[..., Any]) -> list[Any]:

@@ -28,16 +28,7 @@ import torch
 from torch import Tensor
 
 from tests.conformance.compilers import COMPILERS, Compiler, breaks, not_compiled, refusal_types
-from tests.conformance.more_models import (
-    BATCH,
-    VOCABULARY,
-    WIDTH,
-    Batch,
-    Factory,
-    causal_batch,
-    text_batch,
-    tokens_of,
-)
+from tests.conformance.more_models import BATCH, VOCABULARY, WIDTH, Batch, Factory, causal_batch, text_batch, tokens_of
 from tests.conformance.more_models import FACTORIES as MORE_FACTORIES
 from tests.conformance.newer_models import FACTORIES as NEWER_FACTORIES
 from tests.differential import Difference, differences, max_abs_diff

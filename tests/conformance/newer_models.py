@@ -85,13 +85,7 @@ _WAVES = {
     "layerdrop": 0.0,
 }
 _STATE = {"hidden_size": WIDTH, "num_hidden_layers": 2, "state_size": 8, "time_step_rank": 4}
-_HYBRID = {
-    "mamba_n_heads": 4,
-    "mamba_d_head": 16,
-    "mamba_d_state": 8,
-    "mamba_n_groups": 1,
-    "mamba_chunk_size": 4,
-}
+_HYBRID = {"mamba_n_heads": 4, "mamba_d_head": 16, "mamba_d_state": 8, "mamba_n_groups": 1, "mamba_chunk_size": 4}
 _EXPERTS = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 16}
 _LATENT = {
     "q_lora_rank": 16,

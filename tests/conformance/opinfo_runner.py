@@ -99,11 +99,7 @@ def _second(
 
 
 def _run(
-    function: Callable[..., Any],
-    values: Any,
-    backward: bool,
-    post: Callable[[Any], Any] | None,
-    double: bool = False,
+    function: Callable[..., Any], values: Any, backward: bool, post: Callable[[Any], Any] | None, double: bool = False
 ) -> Outcome:
     seed_everything()
     inputs = clone_inputs(values)

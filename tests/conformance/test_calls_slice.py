@@ -8,12 +8,7 @@ from tests.conformance import calls_runner
 from tests.conformance.__main__ import SUITES, Row, outcome, page
 from tests.conformance.call_forms import callables, forms
 
-SLICE = (
-    "torch.linalg.cholesky",
-    "torch.nn.functional.softplus",
-    "torch.Tensor.addcmul_",
-    "torch.fft.rfft",
-)
+SLICE = ("torch.linalg.cholesky", "torch.nn.functional.softplus", "torch.Tensor.addcmul_", "torch.fft.rfft")
 
 
 @pytest.mark.parametrize("compiler", ["dovetail-with-breaks", "dovetail-eager"])

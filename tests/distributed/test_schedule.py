@@ -9,14 +9,7 @@ import torch
 from torch import nn
 
 import dovetail
-from dovetail.distributed import (
-    ShardingOptions,
-    data_parallel,
-    exchange_shards,
-    replicate,
-    shard,
-    team,
-)
+from dovetail.distributed import ShardingOptions, data_parallel, exchange_shards, replicate, shard, team
 from dovetail.distributed import plan as plans
 from dovetail.distributed.plan import Plan
 from dovetail.reports.explanation import compiled_function

@@ -231,10 +231,7 @@ def refusals(rank: int) -> list[str]:
     fully_shard(model, mesh=mesh)
     x = torch.ones(2, 4)
     texts = []
-    for attempt in (
-        lambda: data_parallel(model, backend="aten")(x),
-        lambda: shard(model, mesh),
-    ):
+    for attempt in (lambda: data_parallel(model, backend="aten")(x), lambda: shard(model, mesh)):
         with pytest.raises(ShardedModuleError) as error:
             attempt()
         texts.append(str(error.value))

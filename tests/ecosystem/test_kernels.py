@@ -83,10 +83,7 @@ def of_accelerate() -> tuple[torch.nn.Module, Loss]:
     return model, loss
 
 
-LIBRARIES = (
-    *(of_transformers, of_peft, of_diffusers, of_geometric),
-    *(of_ignite, of_timm, of_torchrl, of_accelerate),
-)
+LIBRARIES = (*(of_transformers, of_peft, of_diffusers, of_geometric), *(of_ignite, of_timm, of_torchrl, of_accelerate))
 
 
 @pytest.mark.parametrize("library", LIBRARIES, ids=lambda library: library.__name__.removeprefix("of_"))

@@ -111,9 +111,7 @@ inner = st.one_of(small, values)
 roots = st.one_of(
     st.dictionaries(st.sampled_from(NAMES), inner, min_size=1).map(lambda found: plain(**found)),
     st.one_of(
-        small,
-        st.dictionaries(st.sampled_from(NAMES), inner, min_size=1),
-        st.lists(inner, min_size=1, max_size=3),
+        small, st.dictionaries(st.sampled_from(NAMES), inner, min_size=1), st.lists(inner, min_size=1, max_size=3)
     ),
 )
 

@@ -201,12 +201,7 @@ CHANGES: dict[str, Callable[[Any], Any]] = {
 
 
 #: The changes that give the graph another tensor of the same kind; the entry may still be used after no other one.
-OTHER_TENSORS = {
-    "parameter replaced",
-    "parameter replaced in the table",
-    "buffer replaced",
-    "slot's object replaced",
-}
+OTHER_TENSORS = {"parameter replaced", "parameter replaced in the table", "buffer replaced", "slot's object replaced"}
 MIX = Part.mix.__code__
 AMOUNT = Slotted.__dict__["amount"]
 

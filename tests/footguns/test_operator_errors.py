@@ -168,10 +168,7 @@ def test_what_a_call_does_before_an_operator_refuses_its_data_is_done(backend: s
         tuple,
         str,
         tuple,
-    ] + [
-        torch.Tensor,
-        tuple,
-    ]
+    ] + [torch.Tensor, tuple]
     tolerance = 0.0 if backend == "aten" else 1e-4
     torch.testing.assert_close(actual[::2][0], expected[::2][0], rtol=tolerance, atol=tolerance)
     for mine, eagers in zip(actual, expected, strict=True):

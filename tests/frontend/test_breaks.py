@@ -722,8 +722,7 @@ def _in_a_block(x: torch.Tensor) -> torch.Tensor:
 
 
 @pytest.mark.parametrize(
-    ("program", "most"),
-    [(_pairs, 4), (_branches, 5), (_comprehension, 4), (_prints, 4), (_in_a_block, 7)],
+    ("program", "most"), [(_pairs, 4), (_branches, 5), (_comprehension, 4), (_prints, 4), (_in_a_block, 7)]
 )
 def test_one_capture_for_each_break(program: Any, most: int) -> None:
     compiled = dovetail.compile(program, backend="aten")

@@ -196,10 +196,7 @@ class _Program:
             f"        {writer.pick('self.level += 1', 'pass')}",
             "        return sum(self.items, self.weight * self.scale)",
         ]
-        thing = [
-            writer.pick("@dataclasses.dataclass(eq=False)", "") or "",
-            "class Thing(Base):",
-        ]
+        thing = [writer.pick("@dataclasses.dataclass(eq=False)", "") or "", "class Thing(Base):"]
         if thing[0]:
             thing += [
                 "    weight: torch.Tensor",

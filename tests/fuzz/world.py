@@ -112,10 +112,7 @@ class Comparison:
             (types.CellType, self._cell),
             (types.MethodType, functools.partial(self._attributes, ("__func__", "__self__"))),
             (functools.partial, functools.partial(self._attributes, ("func", "args", "keywords"))),
-            (
-                (property, staticmethod, classmethod),
-                functools.partial(self._attributes, ("fget", "fset", "__func__")),
-            ),
+            ((property, staticmethod, classmethod), functools.partial(self._attributes, ("fget", "fset", "__func__"))),
             (BaseException, self._exception),
         )
 

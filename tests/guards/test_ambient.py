@@ -133,11 +133,7 @@ def test_default_devices_differ():
 
 def test_snapshot_in_a_trace_leaves_the_trace_out():
     outside = AmbientState.snapshot()
-    with (
-        private_tracing.compiling_flag(),
-        private_tracing.FakeTensorMode(),
-        private_tracing.FunctionalTensorMode(),
-    ):
+    with private_tracing.compiling_flag(), private_tracing.FakeTensorMode(), private_tracing.FunctionalTensorMode():
         inside = AmbientState.snapshot()
         assert inside.refuses_capture is None and inside.differences() == [] and outside.differences() == []
         with torch.no_grad():

@@ -53,14 +53,7 @@ def a_size_less_another(x: Tensor, groups: Tensor, w: Tensor) -> Tensor:
     return (x[: x.shape[0] - count + 1] @ w).exp()
 
 
-PROGRAMS = [
-    means_of_groups,
-    sums_of_groups,
-    a_linear_function_of_groups,
-    a_mask,
-    a_linear_mask,
-    a_size_less_another,
-]
+PROGRAMS = [means_of_groups, sums_of_groups, a_linear_function_of_groups, a_mask, a_linear_mask, a_size_less_another]
 
 
 def _inputs(call: int) -> tuple[Tensor, Tensor, Tensor]:

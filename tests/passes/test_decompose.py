@@ -136,11 +136,7 @@ def test_graph_without_a_list_is_refused():
 
 @pytest.mark.parametrize(
     "read",
-    [
-        lambda x: x.view(-1),
-        lambda x: x.as_strided((3, 2), (2, 1), 1),
-        lambda x: x.view(torch.int32),
-    ],
+    [lambda x: x.view(-1), lambda x: x.as_strided((3, 2), (2, 1), 1), lambda x: x.view(torch.int32)],
     ids=["view", "as_strided", "view as another type"],
 )
 def test_views_find_the_strides_that_they_were_recorded_for(read):

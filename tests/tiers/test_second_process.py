@@ -64,11 +64,7 @@ def smooth() -> nn.Module:
     return nn.Sequential(nn.Linear(8, 16), nn.Softplus(), nn.Linear(16, 1))
 
 
-INPUTS: dict[Callable[[], nn.Module], tuple[int, ...]] = {
-    attention: (2, 5, 8),
-    images: (2, 3, 8, 8),
-    smooth: (6, 8),
-}
+INPUTS: dict[Callable[[], nn.Module], tuple[int, ...]] = {attention: (2, 5, 8), images: (2, 3, 8, 8), smooth: (6, 8)}
 
 
 @pytest.mark.parametrize("make", INPUTS)

@@ -178,10 +178,7 @@ def test_operators_of_others_wait_for_their_kernels(background: FakeWorker, slow
 def test_waits_for_kernels(
     background: FakeWorker, slow: SlowBackend, monkeypatch: pytest.MonkeyPatch, why: str
 ) -> None:
-    options: dict[str, Any] = {
-        "option": {"tiers": "wait"},
-        "budget": {"memory_budget": 0.5},
-    }
+    options: dict[str, Any] = {"option": {"tiers": "wait"}, "budget": {"memory_budget": 0.5}}
     if why == "environment":
         monkeypatch.setenv(choice.SWITCH, "wait")
     background.fails_to_start = why == "no process"

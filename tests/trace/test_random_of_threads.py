@@ -33,9 +33,7 @@ def computed_again(x: Tensor) -> Tensor:
 
 
 @pytest.mark.parametrize("function", [plain, drawing, computed_again])
-def test_numbers_that_another_thread_draws_during_a_capture_stay_drawn(
-    function: Callable[[Tensor], Tensor],
-) -> None:
+def test_numbers_that_another_thread_draws_during_a_capture_stay_drawn(function: Callable[[Tensor], Tensor]) -> None:
     """They came from a fixed seed, and were drawn again afterwards."""
     seen: list[Tensor] = []
 

@@ -30,8 +30,7 @@ class Factor(nn.Module):
 
 
 @pytest.mark.parametrize(
-    ("backend", "fullgraph"),
-    [("aten", True), ("aten", False), pytest.param("inductor", False, marks=pytest.mark.slow)],
+    ("backend", "fullgraph"), [("aten", True), ("aten", False), pytest.param("inductor", False, marks=pytest.mark.slow)]
 )
 @pytest.mark.parametrize(
     ("make", "shape"),

@@ -17,14 +17,7 @@ from torch.fx.experimental.proxy_tensor import make_fx
 from dovetail.backends.aten import compile_aten
 from dovetail.backends.common.memory import copy_of
 from dovetail.backends.debug.values import difference
-from dovetail.backends.protocol import (
-    PIPELINE_OPTIONS,
-    Backend,
-    CompiledCallable,
-    Kind,
-    compile_with,
-    output_arguments,
-)
+from dovetail.backends.protocol import PIPELINE_OPTIONS, Backend, CompiledCallable, Kind, compile_with, output_arguments
 from dovetail.errors import BackendError, UserLocation
 from dovetail.torch_private import operators as private_operators
 from dovetail.torch_private import state as private_state

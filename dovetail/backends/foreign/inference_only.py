@@ -224,11 +224,7 @@ def _openvino(graph: torch.fx.GraphModule, examples: list[torch.Tensor]) -> Run:
 
 def _backend(library: _Library, description: str) -> Backend:
     return Backend(
-        library.name,
-        library.compile,
-        takes_symbolic_shapes=False,
-        kinds=("inference",),
-        description=description,
+        library.name, library.compile, takes_symbolic_shapes=False, kinds=("inference",), description=description
     )
 
 

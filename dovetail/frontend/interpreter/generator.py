@@ -37,11 +37,8 @@ class InterpretedGenerator(collections.abc.Generator[Any, Any, Any]):
     @property
     def gi_state(self) -> str:
         """The state, as ``inspect.getgeneratorstate`` asks for it from Python 3.15 on."""
-        if self._running:
-            return "GEN_RUNNING"
-        if self._frame is None:
-            return "GEN_CLOSED"
-        return "GEN_SUSPENDED" if self._started else "GEN_CREATED"
+        waiting = "SUSPENDED" if self._started else "CREATED"
+        return "GEN_" + ("RUNNING" if self._running else "CLOSED" if self._frame is None else waiting)
 
     def __repr__(self) -> str:
         return f"<generator object {self.__qualname__} at {id(self):#x}>"

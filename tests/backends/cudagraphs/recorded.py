@@ -64,11 +64,6 @@ def check_training(
     """Train a module eagerly and recorded; losses, gradients, parameters and buffers must agree after each step."""
     recorder = recorder or SimulatedRecorder()
     differential.check_training(
-        module,
-        loss,
-        inputs,
-        lambda one: compile_recorded(one, recorder, **options),
-        exact=exact,
-        accumulate=accumulate,
+        module, loss, inputs, lambda one: compile_recorded(one, recorder, **options), exact=exact, accumulate=accumulate
     )
     return recorder

@@ -73,9 +73,7 @@ def test_a_wrong_meta_kernel_is_named():
     library.impl("twice", lambda x: (x * 2).double(), "CPU")
     library.impl("twice", lambda x: x * 2, "Meta")
     f = dovetail.compile(
-        lambda x: torch.ops.dovetail_planted.twice(x) + 1,
-        backend="check_operators",
-        backend_options={"inner": "aten"},
+        lambda x: torch.ops.dovetail_planted.twice(x) + 1, backend="check_operators", backend_options={"inner": "aten"}
     )
     with pytest.raises(BackendError, match=r"twice.*gives dtype torch.float64, and torch.float32 was assumed"):
         f(torch.ones(2))

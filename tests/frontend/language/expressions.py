@@ -175,12 +175,7 @@ def star_expressions(x: Any) -> Any:
 @case
 def unpack_errors(x: Any) -> Any:
     seen = []
-    for action in (
-        "a, b = [1]",
-        "a, b = [1, 2, 3]",
-        "a, *b, c = [1]",
-        "a, b = 3",
-    ):
+    for action in ("a, b = [1]", "a, b = [1, 2, 3]", "a, *b, c = [1]", "a, b = 3"):
         try:
             if action == "a, b = [1]":
                 a, b = [1]

@@ -19,8 +19,7 @@ mse_loss = torch.nn.functional.mse_loss
 
 
 @pytest.mark.parametrize(
-    ("name", "most"),
-    [("radam", 3), ("radam-foreach", 3), ("asgd", 4), ("asgd-foreach", 3), ("adafactor-tensor-lr", 3)],
+    ("name", "most"), [("radam", 3), ("radam-foreach", 3), ("asgd", 4), ("asgd-foreach", 3), ("adafactor-tensor-lr", 3)]
 )
 @pytest.mark.sampled(3)
 def test_entries_are_as_many_as_ways(name: str, most: int) -> None:

@@ -174,14 +174,7 @@ def in_a_closure(items: Any, x: Tensor) -> Any:
 
 def over_several_lines(items: Any, x: Tensor) -> Any:
     print(end="")
-    found = dict(
-        name=items[0],
-        first=x * 2,
-        flags=[
-            items[1],
-            items[2],
-        ],
-    )
+    found = dict(name=items[0], first=x * 2, flags=[items[1], items[2]])
     return found, x + 1
 
 

@@ -196,8 +196,7 @@ def last_part(x: torch.Tensor) -> torch.Tensor:
 
 
 @pytest.mark.parametrize(
-    "program",
-    [kept_in_two_places, counted_afterwards, held_to_a_bound, drops, writes_to_its_argument, last_part],
+    "program", [kept_in_two_places, counted_afterwards, held_to_a_bound, drops, writes_to_its_argument, last_part]
 )
 def test_lists_that_are_used_otherwise(program: Callable[..., Any]) -> None:
     check_calls(program, _calls((4, 5)))
@@ -441,10 +440,7 @@ def written_in_steps(x: torch.Tensor) -> tuple[torch.Tensor, int]:
     return result, start
 
 
-@pytest.mark.parametrize(
-    "program",
-    [parts_of_a_split, rows, numbered_parts, pairs_of_parts, written_in_steps],
-)
+@pytest.mark.parametrize("program", [parts_of_a_split, rows, numbered_parts, pairs_of_parts, written_in_steps])
 def test_parts_of_a_tensor_are_gone_through(program: Callable[..., Any]) -> None:
     check_calls(program, _calls((6, 3)))
 

@@ -34,10 +34,7 @@ CALLS: dict[str, tuple[Callable[[int, int], torch.Tensor], Callable[[torch.Tenso
     "cosine of zeros": (rows, lambda x: functional.cosine_similarity(x * 0, x)),
     "circular padding": (rows, lambda x: functional.pad(x, (1, 2), mode="circular")),
     "circular padding of images": (images, lambda x: functional.pad(x, (1, 1, 2, 1), mode="circular")),
-    "antialias": (
-        images,
-        lambda x: functional.interpolate(x, scale_factor=0.5, mode="bilinear", antialias=True),
-    ),
+    "antialias": (images, lambda x: functional.interpolate(x, scale_factor=0.5, mode="bilinear", antialias=True)),
     "antialias to a size": (images, lambda x: functional.interpolate(x, (5, 4), mode="bicubic", antialias=True)),
     "nearest image": (images, lambda x: functional.interpolate(x, scale_factor=2)),
     "bilinear image": (images, lambda x: functional.interpolate(x, scale_factor=0.6, mode="bilinear")),

@@ -87,9 +87,7 @@ def compressed_by_its_layout(x: torch.Tensor) -> torch.Tensor:
 
 
 @pytest.mark.parametrize(
-    "program",
-    [*PROGRAMS, written_afterwards, beside_what_it_was_made_from, from_two],
-    ids=lambda it: it.__name__,
+    "program", [*PROGRAMS, written_afterwards, beside_what_it_was_made_from, from_two], ids=lambda it: it.__name__
 )
 def test_one_graph_is_refused(program: Any) -> None:
     x = torch.ones(2, 3)

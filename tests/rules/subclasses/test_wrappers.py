@@ -75,10 +75,7 @@ def test_input_and_output(make: Any, requires_grad: bool) -> None:
 
 @pytest.mark.parametrize("make", [two, nested])
 def test_with_a_plain_tensor(make: Any) -> None:
-    check(
-        lambda x, y: (x @ y, (y * 2).sum(), x.sum(0)),
-        lambda: (make(3, 4, requires_grad=True), torch.randn(4, 2)),
-    )
+    check(lambda x, y: (x @ y, (y * 2).sum(), x.sum(0)), lambda: (make(3, 4, requires_grad=True), torch.randn(4, 2)))
 
 
 def test_gradient_of_a_plain_tensor_is_none() -> None:
@@ -95,10 +92,7 @@ def test_nonleaf_input() -> None:
 
 
 def test_two_of_them_and_gradients() -> None:
-    check(
-        lambda x, y: (x * y).sum(),
-        lambda: (two(3, requires_grad=True), two(3, requires_grad=False)),
-    )
+    check(lambda x, y: (x * y).sum(), lambda: (two(3, requires_grad=True), two(3, requires_grad=False)))
 
 
 def test_same_one_twice() -> None:
