@@ -21,11 +21,11 @@ TORCH_INDEX  ?=
 
 export PIP_DISABLE_PIP_VERSION_CHECK = 1
 
-.PHONY: help demo test test-ecosystem test-triton site lint format fuzz bench-capture bench-memory bench-overhead conformance conformance-opinfo conformance-calls conformance-modules conformance-models conformance-switches conformance-memory conformance-stress conformance-cache conformance-science conformance-cuda conformance-faults backend-tables test-matrix torch-names bench-second-order bench-step bench-start bench-simulator bench-gpu clean
+.PHONY: help demo test test-ecosystem test-triton site lint format fuzz bench-capture bench-memory bench-overhead conformance conformance-opinfo conformance-calls conformance-modules conformance-models conformance-switches conformance-memory conformance-stress conformance-cache conformance-science conformance-cuda conformance-faults backend-tables test-matrix torch-names bench-second-order bench-growth bench-step bench-start bench-simulator bench-gpu clean
 
 help:
 	@sed -n 's/^#   //p' Makefile
-	@echo "also: make test-ecosystem, test-triton, site, lint, format, fuzz, bench-capture, bench-memory, bench-overhead, conformance, conformance-opinfo, conformance-calls, conformance-modules, conformance-models, conformance-switches, conformance-memory, conformance-stress, conformance-cache, conformance-science, conformance-cuda, conformance-faults, backend-tables, test-matrix, torch-names, bench-second-order, bench-step, bench-start, bench-simulator, bench-gpu, clean"
+	@echo "also: make test-ecosystem, test-triton, site, lint, format, fuzz, bench-capture, bench-memory, bench-overhead, conformance, conformance-opinfo, conformance-calls, conformance-modules, conformance-models, conformance-switches, conformance-memory, conformance-stress, conformance-cache, conformance-science, conformance-cuda, conformance-faults, backend-tables, test-matrix, torch-names, bench-second-order, bench-growth, bench-step, bench-start, bench-simulator, bench-gpu, clean"
 
 # The pin of torch is in every pip call, so that no extra can ever pull in another version.
 define install
@@ -86,6 +86,9 @@ bench-second-order: $(VENV)/.test
 	$(BIN)/python benchmarks/second_order.py $(BENCH_ARGS)
 bench-start: $(VENV)/.test
 	$(BIN)/python benchmarks/bench_start.py $(BENCH_ARGS)
+
+bench-growth: $(VENV)/.test
+	$(BIN)/python benchmarks/growth.py $(BENCH_ARGS)
 
 bench-step: $(VENV)/.test
 	$(BIN)/python benchmarks/step.py $(BENCH_ARGS)

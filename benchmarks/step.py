@@ -10,7 +10,10 @@ so that other work on the machine slows all of them alike. The table has medians
 A step may take a quarter longer in one process than in the next with the same code (the places of its memory decide):
 ``--processes 3`` starts each variant three times, with the kernels compiled by the first.
 
-The losses of the first steps are compared with eager's. Run it with ``make bench-step``.
+The losses of the first steps are compared with eager's. ``--autocast`` computes the losses in bfloat16. The last column is the
+share of the machine's peak of matrix products, measured in the same run, that the matrix products and convolutions of a step (as
+torch's counter has them for eager) make up at that speed; the rest is bound by memory and by what is around the kernels.
+Run it with ``make bench-step``.
 """
 
 from __future__ import annotations
@@ -29,14 +32,18 @@ from typing import Any
 
 import torch
 from measuring import alternating, describe, make_parser, peak_of_tensors, positive, relative_difference, save
+from peaks import matrix_products
 from pipe import Worker, WorkerError, start_worker
-from step_programs import PROGRAMS, VARIANTS, Step
+from step_programs import PROGRAMS, VARIANTS, Step, in_bfloat16
+from torch.utils.flop_counter import FlopCounterMode
 
 from dovetail.reports.table import Table
 
 #: The steps whose losses are compared before anything is timed.
 WARM_UP = 6
 TOLERANCE = 1e-3
+#: A number of bfloat16 has eight bits, and each engine rounds in other places.
+AUTOCAST_TOLERANCE = 3e-2
 
 
 def ask(worker: Worker, **question: Any) -> dict[str, Any]:
@@ -47,14 +54,15 @@ def ask(worker: Worker, **question: Any) -> dict[str, Any]:
         return {"failure": str(error)}
 
 
-def serve(program: str, variant: str, threads: int) -> None:
+def serve(program: str, variant: str, threads: int, autocast: bool) -> None:
     """Answer the lines of the parent until there are no more, in a process for one variant."""
     warnings.simplefilter("ignore")
     answers = os.fdopen(os.dup(1), "w", encoding="utf-8")
     os.dup2(2, 1)
     torch.set_num_threads(threads)
     torch.manual_seed(0)
-    step = VARIANTS[variant](PROGRAMS[program]())
+    made = PROGRAMS[program]()
+    step = VARIANTS[variant](in_bfloat16(made) if autocast else made)
     number = 0
     for line in sys.stdin:
         question = json.loads(line)
@@ -90,7 +98,14 @@ def peaks(step: Step, numbers: range) -> dict[str, Any]:
     return {"process": resident_peak(), "tensors": peak_of_tensors(lambda: [step(number) for number in numbers])}
 
 
-QUESTIONS = {"warm up": warm_up, "time": timed, "memory": peaks}
+def operations(step: Step, numbers: range) -> dict[str, Any]:
+    """Return the floating-point operations of a step, those of matrix products and convolutions."""
+    with FlopCounterMode(display=False) as counter:
+        step(numbers.start)
+    return {"operations": counter.get_total_flops()}
+
+
+QUESTIONS = {"warm up": warm_up, "time": timed, "memory": peaks, "operations": operations}
 
 
 def reset_peak() -> None:
@@ -116,6 +131,7 @@ def _measure_once(
         workers: dict[str, Worker] = {}
         for variant, result in results.items():
             command = [sys.executable, __file__, "--child", program, variant, "--threads", str(options.threads)]
+            command += ["--autocast"] if options.autocast else []
             environment = {
                 **os.environ,
                 "TORCHINDUCTOR_CACHE_DIR": caches[variant],
@@ -134,6 +150,8 @@ def _measure_once(
                 for name, peak in ask(workers[variant], what="memory", steps=4).items():
                     known = result.get(name)
                     result[name] = peak if known is None or (peak is not None and peak > known) else known
+        if "failure" not in results["eager"]:
+            results["eager"].update(ask(workers["eager"], what="operations", steps=1))
 
 
 def measure(program: str, variants: list[str], options: argparse.Namespace) -> dict[str, dict[str, Any]]:
@@ -148,27 +166,30 @@ def measure(program: str, variants: list[str], options: argparse.Namespace) -> d
     for result in results.values():
         if "failure" not in result and expected is not None:
             result["off"] = relative_difference(result["losses"], expected)
-            if not result["off"] <= TOLERANCE:
+            if not result["off"] <= (AUTOCAST_TOLERANCE if options.autocast else TOLERANCE):
                 result["failure"] = f"wrong: losses are off by {result['off']:.1e}"
     return results
 
 
-def rows_of(program: str, results: dict[str, dict[str, Any]]) -> list[tuple[str, ...]]:
-    """Return the rows of the table for one program."""
+def rows_of(program: str, results: dict[str, dict[str, Any]], peak: float) -> list[tuple[str, ...]]:
+    """Return the rows of the table for one program; ``peak`` in operations a second."""
     rows = []
+    operations = results["eager"].get("operations", 0)
     for variant, result in results.items():
         if "failure" in result:
-            rows.append((program, variant, "-", "-", "-", "-", "-"))
+            rows.append((program, variant, "-", "-", "-", "-", "-", "-"))
             continue
+        median = statistics.median(result["times"])
         rows.append(
             (
                 program,
                 variant,
-                f"{statistics.median(result['times']) * 1e3:.2f} ms",
+                f"{median * 1e3:.2f} ms",
                 f"{result['tensors'] / 2**20:.2f} MiB",
                 "-" if result["process"] is None else f"{result['process'] / 2**20:.0f} MiB",
                 f"{result['seconds']:.1f} s",
                 f"{result['off']:.0e}",
+                f"{operations / median / peak:.0%}",
             )
         )
     return rows
@@ -199,10 +220,12 @@ def main() -> int:
     parser.add_argument("--steps", type=positive, default=10)
     parser.add_argument("--processes", type=positive, default=1, help="processes for each variant, one after the other")
     parser.add_argument("--child", nargs=2, metavar=("PROGRAM", "VARIANT"), help=argparse.SUPPRESS)
+    parser.add_argument("--autocast", action="store_true", help="compute the losses in bfloat16")
     options = parser.parse_args()
     if options.child:
-        serve(*options.child, options.threads)
+        serve(*options.child, options.threads, options.autocast)
         return 0
+    peak = matrix_products(torch.bfloat16 if options.autocast else torch.float32, options.threads)
     variants = list(dict.fromkeys(["eager", *options.variants]))
     options.output.mkdir(parents=True, exist_ok=True)
     results: dict[str, dict[str, dict[str, Any]]] = {}
@@ -210,18 +233,20 @@ def main() -> int:
     verdicts = []
     for program in options.programs:
         results[program] = measure(program, variants, options)
-        rows += rows_of(program, results[program])
+        rows += rows_of(program, results[program], peak)
         verdicts.append(verdict(program, results[program]))
         print(f"{program}: done\n  {verdicts[-1]}", flush=True)
         for variant, result in results[program].items():
             if "failure" in result:
                 print(f"  {variant}: {result['failure']}", flush=True)
-    head = ("program", "variant", "step", "tensors", "process", "first steps", "off by")
+    head = ("program", "variant", "step", "tensors", "process", "first steps", "off by", "of peak")
     rounds = options.rounds * options.processes
-    print(f"\nTime of a training step, {options.threads} threads, medians of {rounds} rounds")
+    kind = ", autocast to bfloat16" if options.autocast else ""
+    print(f"\nTime of a training step, {options.threads} threads, medians of {rounds} rounds{kind}")
     print(Table(head, tuple(rows)))
     print("\n".join(verdicts))
-    save("step", options, results=results)
+    print(f"peak of matrix products: {peak / 1e9:.0f} billion operations a second")
+    save("step", options, results=results, peak=peak)
     failed = [name for each in results.values() for name, result in each.items() if "failure" in result]
     return 1 if any(name.startswith("Dovetail") for name in failed) else 0
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -114,6 +114,17 @@ def forces() -> Program:
 
 
 PROGRAMS: dict[str, Callable[[], Program]] = {"gpt": gpt, "resnet": resnet, "bert": bert, "mlp": mlp, "forces": forces}
+
+
+def in_bfloat16(program: Program) -> Program:
+    """The program with its loss computed under autocast."""
+    loss = program.loss
+
+    def cast(*batch: Tensor) -> Tensor:
+        with torch.autocast("cpu", dtype=torch.bfloat16):
+            return loss(*batch)
+
+    return replace(program, loss=cast)
 
 
 def make_step(program: Program, optimizer: torch.optim.Optimizer, loss: Loss, update: Callable[[], Any]) -> Step:

@@ -190,7 +190,8 @@ class Dispatcher:
         """Note why no entry takes the call, and the sizes and numbers that have changed."""
         call = (self.original, args, kwargs)
         if self.entries:
-            misses = [entry.checker.explain(*call) for entry in self.entries]
+            entries = self.entries if self._part.made_at_break else self.entries[:1]
+            misses = [entry.checker.explain(*call) for entry in entries]
             by_break = next((miss for miss in misses if are_decided_by(miss, self._part.made_at_break)), None)
             details = {} if by_break is None else {"decided_by": "what ran at the graph break"}
             failures = by_break or misses[0]

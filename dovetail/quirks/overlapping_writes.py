@@ -64,8 +64,9 @@ def overlapping_write(operator: Any, args: Sequence[Any], kwargs: Mapping[str, A
         operands += [
             (item, written) for item in items if isinstance(item, torch.Tensor) and item.layout is torch.strided
         ]
-    # What does not go element by element may read an element that it has written.
-    jumps = torch.Tag.pointwise not in operator.tags and not schema.name.startswith(("aten::_foreach", "aten::copy_"))
+    # What does not go element by element may read an element that it has written; eager knows this of torch's own operators.
+    jumps = operator.namespace == "aten" and torch.Tag.pointwise not in operator.tags
+    jumps = jumps and not schema.name.startswith(("aten::_foreach", "aten::copy_"))
     for at, (target, written) in enumerate(operands):
         if not written:
             continue

@@ -48,7 +48,7 @@ def _may_raise(node: torch.fx.Node) -> bool:
     """Whether a node is an operator of the program's that may raise; the backwards that run inside have their own data."""
     meta = node.meta
     is_programs = meta.get("phase") == "forward" and BACKWARD_RUN not in meta and BY_USER_BACKWARD not in meta
-    return node.target in _RAISING and is_programs
+    return node.target in _RAISING and is_programs and "val" in meta
 
 
 @UNREAD.append
