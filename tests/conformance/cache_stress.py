@@ -28,7 +28,7 @@ import tempfile
 import time
 import unittest.mock
 import warnings
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -148,7 +148,9 @@ def in_fork(work: Callable[[], object], words: Path) -> int:
 class Counts(collections.Counter[str]):
     """What was done so far; said each minute, so that a run that is stopped has said it too."""
 
-    _next = 0.0
+    def __init__(self, *counts: Mapping[str, int]) -> None:
+        super().__init__(*counts)
+        self._next = time.monotonic() + 60
 
     def said(self, where: str) -> None:
         """Print the counts from time to time."""

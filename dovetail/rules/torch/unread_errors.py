@@ -27,19 +27,11 @@ STAYING.add(READ)
 
 _aten = torch.ops.aten
 _PACKETS = (
-    *(
-        _aten.embedding,
-        _aten._embedding_bag,
-        _aten._embedding_bag_forward_only,
-        _aten.index,
-        _aten.index_put,
-        _aten.index_select,
-        _aten.index_add,
-    ),
-    *(_aten.index_copy, _aten.index_fill, _aten.index_reduce, _aten.gather, _aten.scatter, _aten.scatter_add),
-    *(_aten.scatter_reduce, _aten.take, _aten.put, _aten.masked_scatter, _aten.nll_loss_forward),
-    *(_aten.nll_loss2d_forward, _aten.multi_margin_loss, _aten.multilabel_margin_loss_forward),
-    *(_aten.binary_cross_entropy, _aten.max_unpool2d, _aten.max_unpool3d, _aten._ctc_loss),
+    *(_aten.embedding, _aten._embedding_bag, _aten._embedding_bag_forward_only, _aten.index, _aten.index_select),
+    *(_aten.index_put, _aten.index_add, _aten.index_copy, _aten.index_fill, _aten.index_reduce, _aten.gather),
+    *(_aten.scatter, _aten.scatter_add, _aten.scatter_reduce, _aten.take, _aten.put, _aten.masked_scatter),
+    *(_aten.nll_loss_forward, _aten.nll_loss2d_forward, _aten.multi_margin_loss, _aten._ctc_loss),
+    *(_aten.multilabel_margin_loss_forward, _aten.binary_cross_entropy, _aten.max_unpool2d, _aten.max_unpool3d),
 )
 _RAISING = frozenset(getattr(packet, name) for packet in _PACKETS for name in packet.overloads())
 

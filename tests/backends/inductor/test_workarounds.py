@@ -101,3 +101,34 @@ def test_zeros_that_have_no_memory() -> None:
         found.append((gradient.detach(), *torch.autograd.grad(gradient.sum(), x)))
     torch.testing.assert_close(found[1], found[0])
     assert not dovetail.events_of(compiled).count("the next order runs eagerly")
+
+
+def test_statistics_of_batch_norm_are_not_rounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Eager's kernel keeps them in single precision, and the bits of rounded ones are computed number by number."""
+    rounded, bits = [], workarounds._bits
+
+    def noted(node: torch.fx.Node, dtype: torch.dtype) -> torch.fx.Node:
+        rounded.append(node.name)
+        return bits(node, dtype)
+
+    monkeypatch.setattr(workarounds, "_bits", noted)
+    model = torch.nn.Sequential(torch.nn.Conv2d(3, 4, 3), torch.nn.BatchNorm2d(4), torch.nn.ReLU())
+
+    def loss(x: torch.Tensor) -> torch.Tensor:
+        with torch.autocast("cpu", torch.bfloat16):
+            return model(x).float().pow(2).mean()
+
+    def explicit(x: torch.Tensor) -> torch.Tensor:
+        return (x / 7).bfloat16().float() + 1
+
+    x = torch.randn(2, 3, 8, 8)
+    found = []
+    for run in (loss, dovetail.compile(loss, backend="inductor")):
+        model.zero_grad()
+        run(x).backward()
+        found.append([parameter.grad.clone() for parameter in model.parameters()])
+    for expected, actual in zip(*found, strict=True):
+        torch.testing.assert_close(actual, expected, atol=2e-2, rtol=2e-2)
+    assert not rounded
+    torch.testing.assert_close(dovetail.compile(explicit, backend="inductor")(x), explicit(x))
+    assert rounded
