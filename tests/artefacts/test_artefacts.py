@@ -504,3 +504,25 @@ def test_a_file_of_format_4_from_another_version_of_dovetail() -> None:
         assert torch.equal(gradient, torch.autograd.grad(out.square().mean(), [first])[0])
     with pytest.raises(errors.InputError, match="at most 64"):
         loaded(torch.ones(65, 3))
+
+
+def test_an_operator_that_may_raise_travels_with_what_reads_it(tmp_path: Path) -> None:
+    def function(x: torch.Tensor, index: torch.Tensor) -> torch.Tensor:
+        torch.nn.functional.embedding(index, x)
+        return (x * x.sum()).sum()
+
+    x = torch.ones(3, 2, requires_grad=True)
+    dovetail.capture(function, (x, torch.tensor([1]))).export(tmp_path / "graph")
+    program = (
+        "import sys, torch, dovetail\n"
+        "run = dovetail.load(sys.argv[1])\n"
+        "x = torch.ones(3, 2, requires_grad=True)\n"
+        "assert run(x, torch.tensor([1])).item() == 36\n"
+        "try:\n"
+        "    run(x, torch.tensor([7]))\n"
+        "except IndexError:\n"
+        "    print('raised')\n"
+    )
+    command = [sys.executable, "-W", "ignore", "-c", program, str(tmp_path / "graph")]
+    done = subprocess.run(command, check=True, capture_output=True, text=True, cwd=Path(__file__).parents[2])
+    assert done.stdout == "raised\n"
