@@ -18,8 +18,6 @@ from dovetail.trace.overrides import WRITE_CHECKS, RefusedOperatorError
 
 #: Elements. Two tensors in a longer range of memory are taken to overlap where their ranges do.
 _LONGEST_MAP = 1 << 24
-#: These write where numbers say, and so may read an element that they have written: eager refuses an operand in the same place.
-_JUMPING = ("aten::index_", "aten::scatter_", "aten::put_", "aten::masked_scatter_")
 
 
 def _shifted(x: torch.Tensor) -> torch.Tensor:
@@ -66,7 +64,9 @@ def overlapping_write(operator: Any, args: Sequence[Any], kwargs: Mapping[str, A
         operands += [
             (item, written) for item in items if isinstance(item, torch.Tensor) and item.layout is torch.strided
         ]
-    jumps = schema.name.startswith(_JUMPING)
+    # What does not go element by element may read an element that it has written; eager knows this of torch's own operators.
+    jumps = operator.namespace == "aten" and torch.Tag.pointwise not in operator.tags
+    jumps = jumps and not schema.name.startswith(("aten::_foreach", "aten::copy_"))
     for at, (target, written) in enumerate(operands):
         if not written:
             continue
