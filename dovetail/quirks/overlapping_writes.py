@@ -35,6 +35,11 @@ def _its_own_index(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     return x * 1, index.index_fill_(0, index, 0)
 
 
+def _its_own_factor(x: torch.Tensor) -> torch.Tensor:
+    y = x.clone()
+    return y.addmm_(x, y)
+
+
 def _moved(x: torch.Tensor) -> tuple[torch.Tensor, Any]:
     z = torch.zeros(4)
     z.set_(x[1:])  # type: ignore[call-overload]
@@ -48,6 +53,7 @@ def _moved(x: torch.Tensor) -> tuple[torch.Tensor, Any]:
         "an operand is shifted": lambda: Example(_shifted, [(torch.arange(5.0),)], order=0),
         "elements share memory": lambda: Example(_written_twice, [(torch.ones(4),)], order=0),
         "an index is written": lambda: Example(_its_own_index, [(torch.ones(4),)], order=0),
+        "a product of itself": lambda: Example(_its_own_factor, [(torch.arange(9.0).sin().view(3, 3),)], order=0),
         "set_": lambda: Example(_moved, [(torch.ones(4),)], order=0),
     },
 )
@@ -64,9 +70,9 @@ def overlapping_write(operator: Any, args: Sequence[Any], kwargs: Mapping[str, A
         operands += [
             (item, written) for item in items if isinstance(item, torch.Tensor) and item.layout is torch.strided
         ]
-    # What does not go element by element may read an element that it has written; eager knows this of torch's own operators.
+    # What does not go element by element may read an element that it has written: eager refuses it, or computes what nobody means.
     jumps = operator.namespace == "aten" and torch.Tag.pointwise not in operator.tags
-    jumps = jumps and not schema.name.startswith(("aten::_foreach", "aten::copy_"))
+    jumps = jumps and not schema.name.startswith(("aten::_foreach", "aten::copy_", "aten::resize"))
     for at, (target, written) in enumerate(operands):
         if not written:
             continue
