@@ -35,11 +35,6 @@ def _its_own_index(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     return x * 1, index.index_fill_(0, index, 0)
 
 
-def _its_own_factor(x: torch.Tensor) -> torch.Tensor:
-    y = x.clone()
-    return y.addmm_(x, y)
-
-
 def _moved(x: torch.Tensor) -> tuple[torch.Tensor, Any]:
     z = torch.zeros(4)
     z.set_(x[1:])  # type: ignore[call-overload]
@@ -53,7 +48,6 @@ def _moved(x: torch.Tensor) -> tuple[torch.Tensor, Any]:
         "an operand is shifted": lambda: Example(_shifted, [(torch.arange(5.0),)], order=0),
         "elements share memory": lambda: Example(_written_twice, [(torch.ones(4),)], order=0),
         "an index is written": lambda: Example(_its_own_index, [(torch.ones(4),)], order=0),
-        "a product of itself": lambda: Example(_its_own_factor, [(torch.arange(9.0).sin().view(3, 3),)], order=0),
         "set_": lambda: Example(_moved, [(torch.ones(4),)], order=0),
     },
 )

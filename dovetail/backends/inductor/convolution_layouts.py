@@ -25,7 +25,7 @@ _FORWARD = torch.ops.aten.convolution.default
 _POOLS = ("avg_pool2d", "avg_pool2d_backward", "max_pool2d_with_indices", "max_pool2d_with_indices_backward")
 _BY_ELEMENTS = {
     *(getattr(torch.ops.aten, name).default for name in ("cat", "view", "reshape", *_POOLS)),
-    *(_FORWARD, _BACKWARD, torch.ops.aten.slice.Tensor, torch.ops.aten._to_copy.default),
+    *(_FORWARD, _BACKWARD, torch.ops.aten.slice.Tensor),
 }
 _TAGS = {tag for name, tag in torch.Tag.__members__.items() if name in ("pointwise", "reduction")}
 

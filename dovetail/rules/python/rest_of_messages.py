@@ -7,6 +7,7 @@ the code that goes on they would be guarded, and each call would compile that co
 from __future__ import annotations
 
 import builtins
+import contextlib
 import logging
 import types
 from dataclasses import dataclass
@@ -14,8 +15,8 @@ from typing import Any
 
 from dovetail.frontend.code.frame import Frame, Instruction
 from dovetail.frontend.code.points import is_bound
-from dovetail.frontend.interpreter.lookup import instance_dict
 from dovetail.frontend.rules import real_rule
+from dovetail.guards.reading import instance_dict
 from dovetail.rules.python.log_messages import CALLS, callee_place, effect_on_stack, gives_message, values_taken
 
 #: Calls in an argument that read a number or write a text; any other may be worth a graph.
@@ -74,7 +75,10 @@ def _loaded(frame: Frame, item: Instruction, owner: Any) -> Any:
         return frame.cells[name].cell_contents if is_bound(frame.cells[name]) else None
     if item.opname not in ("LOAD_ATTR", "LOAD_METHOD"):
         return None
-    own = instance_dict(owner) or {}
+    own: Any = None
+    with contextlib.suppress(AttributeError):
+        own = instance_dict(owner)
     function = getattr(type(owner), name, None) if isinstance(owner, logging.Logger) else None
     inherited = types.MethodType(function, owner) if isinstance(function, types.FunctionType) else _Method(name)
-    return own.get(name, inherited)
+    # A class may say that its objects have something else for a dictionary.
+    return own.get(name, inherited) if isinstance(own, (dict, types.MappingProxyType)) else inherited

@@ -37,7 +37,10 @@ _RAISING = frozenset(getattr(packet, name) for packet in _PACKETS for name in pa
 
 
 def _may_raise(node: torch.fx.Node) -> bool:
-    """Whether a node is an operator of the program's that may raise; the backwards that run inside have their own data."""
+    """Whether a node is an operator of the program's that may raise; the backwards that run inside have their own data.
+
+    One without a value has raised while it was recorded, as ``_ctc_loss`` does, and the call was recorded in another way.
+    """
     meta = node.meta
     is_programs = meta.get("phase") == "forward" and BACKWARD_RUN not in meta and BY_USER_BACKWARD not in meta
     return node.target in _RAISING and is_programs and "val" in meta
