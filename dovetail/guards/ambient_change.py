@@ -2,12 +2,6 @@
 
 Only what has a setter can be changed so: grad mode, autocast with its nesting, the default dtype, deterministic algorithms,
 anomaly mode and the switches for kernels.
-
->>> before = AmbientState.snapshot()
->>> with torch.no_grad():
-...     change = AmbientChange.between(before, 0)
->>> change.is_empty, change.differences
-(False, ('grad mode was on, is off',))
 """
 
 from __future__ import annotations

@@ -72,6 +72,11 @@ def symbols_of(expression: Any) -> list[Any]:
     return sorted(expression.free_symbols, key=str) if hasattr(expression, "free_symbols") else []
 
 
+def is_surely_positive(number: Any) -> bool:
+    """Whether a number, symbolic or not, is positive whatever its symbols stand for."""
+    return bool(number.node.expr.is_positive) if is_symbolic(number) else number > 0
+
+
 def range_of(environment: ShapeEnv, symbol: Any) -> tuple[int | None, int | None]:
     """The least and the greatest value that a symbol may have; None for no bound."""
     found = environment.var_to_range[symbol]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import re
 import traceback
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -148,28 +149,29 @@ def _put_back(write: Callable[[Any], Any], value: Any) -> None:
     (set_every_precision if isinstance(value, tuple) else write)(value)
 
 
-#: The switches that choose kernels: name, reader, writer. Guards read them at each call, so readers are the functions in C++.
+#: The switches that choose kernels, by the names of reader and writer in C++ (one, where both have the same).
+_IN_C = {
+    "flash attention": "flash_sdp_enabled sdp_use_flash",
+    "memory-efficient attention": "mem_efficient_sdp_enabled sdp_use_mem_efficient",
+    "math attention": "math_sdp_enabled sdp_use_math",
+    "cuDNN attention": "cudnn_sdp_enabled sdp_use_cudnn",
+    "reductions of attention in reduced precision": "math_sdp_allow_fp16_bf16_reduction",
+    "cuDNN": "cudnn_enabled",
+    "cuDNN benchmark": "cudnn_benchmark",
+    "cuDNN deterministic": "cudnn_deterministic",
+    "cuDNN TF32": "cudnn_allow_tf32",
+    "MKLDNN": "mkldnn_enabled",
+    "MKLDNN deterministic": "mkldnn_deterministic",
+    "float32 matmul precision": "float32_matmul_precision",
+    "filling of uninitialized memory": "deterministic_fill_uninitialized_memory",
+}
+#: Name, reader, writer. Guards read them at each call, so most readers are the functions in C++.
 _KERNEL_SWITCHES: tuple[_Switch, ...] = (
-    ("flash attention", torch._C._get_flash_sdp_enabled, torch.backends.cuda.enable_flash_sdp),
-    (
-        "memory-efficient attention",
-        torch._C._get_mem_efficient_sdp_enabled,
-        torch.backends.cuda.enable_mem_efficient_sdp,
+    *(
+        (name, getattr(torch._C, f"_get_{both.split()[0]}"), getattr(torch._C, f"_set_{both.split()[-1]}"))
+        for name, both in _IN_C.items()
     ),
-    ("math attention", torch._C._get_math_sdp_enabled, torch.backends.cuda.enable_math_sdp),
-    ("cuDNN attention", torch._C._get_cudnn_sdp_enabled, torch.backends.cuda.enable_cudnn_sdp),
-    ("cuDNN", torch._C._get_cudnn_enabled, torch._C._set_cudnn_enabled),
-    ("cuDNN benchmark", torch._C._get_cudnn_benchmark, torch._C._set_cudnn_benchmark),
-    ("cuDNN deterministic", torch._C._get_cudnn_deterministic, torch._C._set_cudnn_deterministic),
-    ("cuDNN TF32", torch._C._get_cudnn_allow_tf32, torch._C._set_cudnn_allow_tf32),
-    ("MKLDNN", torch._C._get_mkldnn_enabled, torch._C._set_mkldnn_enabled),
-    ("MKLDNN deterministic", torch._C._get_mkldnn_deterministic, torch._C._set_mkldnn_deterministic),
-    ("float32 matmul precision", torch._C._get_float32_matmul_precision, torch.set_float32_matmul_precision),
-    (
-        "filling of uninitialized memory",
-        torch._C._get_deterministic_fill_uninitialized_memory,
-        torch._C._set_deterministic_fill_uninitialized_memory,
-    ),
+    ("kernels of attention", lambda: (*torch._C._get_sdp_priority_order(),), torch._C._set_sdp_priority_order),
     (
         "float32 precision on CUDA",
         functools.partial(fp32_precision, "cuda", "all"),
@@ -179,6 +181,16 @@ _KERNEL_SWITCHES: tuple[_Switch, ...] = (
 
 KERNEL_FLAG_NAMES = tuple(name for name, _, _ in _KERNEL_SWITCHES)
 KERNEL_READERS = tuple(read for _, read, _ in _KERNEL_SWITCHES)
+_COVERED_SETTERS = re.compile(
+    r"_set_(sdp|math_sdp|cudnn_(allow|bench|det|en)|mkldnn|float32|fp32|deterministic|default|cublas_allow_tf32)\w*"
+    r"|_set_(grad_enabled|fwd_grad|multithreading|view_replay|conj|neg|tensor_metadata|generator)\w*"
+    r"|\w*_set_(dispatch|torch_function|tracing_state|skip_next|only_lift|value_trace)\w*"
+    r"|set_(autocast_(cache|cpu|gpu|dtype|enabled)|anomaly|grad|num_threads)\w*"
+)
+#: Torch's setters in C++ of what nothing else here covers: no switch, no other part of the state that guards hold.
+OTHER_SETTERS = frozenset(
+    name for name in dir(torch._C) if re.search("(^|_)set_", name) and not _COVERED_SETTERS.fullmatch(name)
+)
 
 #: Switches on which nothing in a graph depends.
 OTHER_SWITCHES: tuple[_Switch, ...] = (
@@ -208,15 +220,7 @@ def set_kernel_flags(old: tuple[Any, ...], new: tuple[Any, ...]) -> None:
 
 @dataclass(frozen=True)
 class StateOfTorch:
-    """Everything in torch that a ``with`` block of a program may change, as it is now; :meth:`restore` sets all of it back.
-
-    >>> state = StateOfTorch.now()
-    >>> entered = torch.autograd.graph.save_on_cpu().__enter__()
-    >>> entered = torch.backends.mkldnn.set_flags(False)
-    >>> state.restore()
-    >>> saved_tensor_hooks(), torch.backends.mkldnn.is_available() == torch._C._get_mkldnn_enabled()
-    (None, True)
-    """
+    """Everything in torch that a ``with`` block of a program may change, as it is now; :meth:`restore` sets all of it back."""
 
     function_modes: int
     dispatch_modes: int

@@ -59,7 +59,8 @@ def hangs(rank: int, way: str) -> Any:
     return took, unchanged, str(error.value)
 
 
-@pytest.mark.parametrize("way", ["replicated", pytest.param("sharded", marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("way", ["replicated", "sharded"])
 def test_a_rank_that_hangs(way: str) -> None:
     for took, unchanged, text in run(hangs, 2, way, seconds=120.0):
         assert took < 10 * PATIENCE and unchanged

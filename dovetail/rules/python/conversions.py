@@ -38,6 +38,9 @@ def _conversion(function: Any, method_name: str) -> Any:
     def handler(interpreter: TracingInterpreter, args: Arguments, kwargs: Keywords) -> Any:
         if function is pow and len(args) == 2 and not kwargs:
             return interpreter.operate(operator.pow, *args)
+        if function is divmod and len(args) == 2 and not kwargs and any(map(private_sizes.is_symbolic, args)):
+            # A symbolic size has no method of this name.
+            return tuple(interpreter.operate(half, *args) for half in (operator.floordiv, operator.mod))
         if args:
             value = args[0]
             if type(value) in STAND_INS:

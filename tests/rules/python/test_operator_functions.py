@@ -47,3 +47,16 @@ def test_what_they_write_is_written_once(name: str, backend: str) -> None:
         return seen
 
     assert answers(dovetail.compile(PROGRAMS[name], backend=backend)) == answers(PROGRAMS[name])
+
+
+def test_divmod_of_sizes_and_numbers_that_change() -> None:
+    def function(x: torch.Tensor, number: int) -> Any:
+        size = x.shape[0]
+        return x + 1, divmod(size * 3 - 1, 4), divmod(17, size), divmod(number - size, -3), divmod(size, 1.5)
+
+    compiled = dovetail.compile(function, backend="aten", dynamic=True, fullgraph=True)
+    for size in (5, 6, 9):
+        for number in (-4, 3, 8):
+            assert compiled(torch.ones(size), number)[1:] == function(torch.ones(size), number)[1:]
+    with pytest.raises(ZeroDivisionError):
+        compiled(torch.ones(0), 3)

@@ -109,7 +109,7 @@ def test_an_argument_that_the_loop_writes_to() -> None:
 def test_second_derivatives() -> None:
     compiled = dovetail.compile(gated, backend="aten", fullgraph=True)
     weight = leaf(4, 4)
-    for rows, length in SIZES[:2]:
+    for rows, length in SIZES[:1]:
         found = []
         for function in (gated, compiled):
             x, own = leaf(rows, length, 4).double(), weight.detach().double().requires_grad_()
@@ -191,7 +191,7 @@ def a_state_that_is_a_view(x: torch.Tensor, weight: torch.Tensor) -> torch.Tenso
     ],
 )
 @pytest.mark.parametrize("fullgraph", [True, False])
-@pytest.mark.sampled(3)
+@pytest.mark.sampled(5)
 def test_other_loops_are_eagers_too(program: Callable[..., Any], fullgraph: bool) -> None:
     compiled = dovetail.compile(program, backend="aten", fullgraph=fullgraph)
     weight = leaf(4, 4)
