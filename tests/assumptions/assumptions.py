@@ -190,7 +190,7 @@ def second_derivatives_need_recorded_backwards() -> None:
 # --- tracing ----------------------------------------------------------------------------------------------------------
 
 
-@assumes("trace", "quirks/fake_kernels")
+@assumes("trace", "quirks/layouts")
 def fake_kernels_keep_strides() -> None:
     mode = FakeTensorMode()
     x = mode.from_tensor(torch.ones(2, 3, 4, 4).to(memory_format=torch.channels_last))
