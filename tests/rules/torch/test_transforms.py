@@ -77,3 +77,41 @@ def test_a_pull_back_that_keeps_tensors_of_the_graph_does_not_leave_it(program: 
     torch.testing.assert_close(found, expected)
     with pytest.raises(GraphBreakError, match="keeps tensors of the graph|print writes"):
         dovetail.compile(program, backend="aten", fullgraph=True)(x)
+
+
+_FACTOR = {"now": 1.0}
+_SEEN: list[int] = []
+
+
+def _cube(x: torch.Tensor) -> torch.Tensor:
+    _SEEN.append(x.dim())
+    return (x**3 * _FACTOR["now"]).sum()
+
+
+MADE_OUTSIDE = {
+    "grad": torch.func.grad(_cube),
+    "vmap of grad": torch.vmap(torch.func.grad(_cube)),
+    "jacobian of vmap": torch.func.jacrev(torch.vmap(_cube)),
+    "vmap of vmap": torch.vmap(torch.vmap(torch.func.grad(_cube))),
+    "grad without autocast": torch.func.grad(torch.autocast("cpu", enabled=False)(_cube)),
+}
+
+
+@pytest.mark.parametrize("name", MADE_OUTSIDE)
+def test_a_transform_of_a_transform_that_was_made_outside(name: str) -> None:
+    """What the function inside reads is guarded, and what it writes is written at each call."""
+    made = MADE_OUTSIDE[name]
+    x = torch.randn(2, 2, 3)[: 2 if "vmap of vmap" in name else 1].squeeze(0)
+    x = x[0] if name.startswith("grad") else x
+
+    def function(x: torch.Tensor) -> torch.Tensor:
+        return made(x * 2)
+
+    compiled = dovetail.compile(function, backend="aten", fullgraph=True)
+    for factor in (1.0, 1.0, 2.0, 3.0):
+        _FACTOR["now"] = factor
+        found = []
+        for run in (function, compiled):
+            _SEEN.clear()
+            found.append((run(x), list(_SEEN)))
+        assert torch.equal(found[0][0], found[1][0]) and found[0][1] == found[1][1]
