@@ -177,7 +177,7 @@ class Attempts:
                 function = joint.capture.function
                 if isinstance(function, (torch.nn.Module, types.MethodType)):
                     # An entry is called with its module, or with an equal one, and keeps none alive.
-                    function = getattr(function, "__func__", type(function))
+                    function = function.__func__ if type(function) is types.MethodType else type(function)
                     joint = dataclasses.replace(joint, capture=dataclasses.replace(joint.capture, function=function))
                 return make_entry(self._lower(joint))
 

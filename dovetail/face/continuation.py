@@ -11,7 +11,7 @@ from dovetail.face.dispatcher import Dispatcher
 from dovetail.face.learned import Part, SharedState
 from dovetail.face.warnings import count
 from dovetail.frontend.code.frame import decode
-from dovetail.frontend.code.points import ResumePoint, flatten, unflatten
+from dovetail.frontend.code.points import ResumePoint, flatten, names_of_values, unflatten
 from dovetail.frontend.code.resumption import Resumption
 from dovetail.frontend.interpreter.generator import cleans_up
 from dovetail.frontend.interpreter.machine import Machine
@@ -72,8 +72,10 @@ class Continuations:
             if not frames:
                 return returned
             before, live = point, values
-            point, values, names = flatten(frames)
-            following = self._by_point.get(point) or self._make(before, live, Resumption(point, names), values)
+            point, values = flatten(frames)
+            following = self._by_point.get(point) or self._make(
+                before, live, Resumption(point, names_of_values(point)), values
+            )
             live = None
             del frames
             outcome = following(*values)
@@ -85,7 +87,7 @@ class Continuations:
         self, before: ResumePoint, live: tuple[Any, ...], resumption: Resumption, values: tuple[Any, ...]
     ) -> Continuation:
         """The continuation that is first reached from the break at ``before``, where the values were ``live``."""
-        made = names_made_at_break(live, flatten(unflatten(before, live))[2], values, resumption.names)
+        made = names_made_at_break(live, names_of_values(before), values, resumption.names)
         last = before[-1]
         kinds = (int, float) if decode(last.code).instructions[last.position].opname == "FOR_ITER" else (float,)
         named = zip(resumption.names, values, strict=True)

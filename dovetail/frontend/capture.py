@@ -112,7 +112,7 @@ class _Capture:
             result = self._call(callee, args, kwargs)
         except Stop as stop:
             self._check_break(stop)
-            self._resume_point, result, _ = flatten(stop.frames)
+            self._resume_point, result = flatten(stop.frames)
         if self._interpreter.break_in_del is not None:
             raise self._interpreter.break_in_del
         return result

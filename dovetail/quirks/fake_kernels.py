@@ -106,3 +106,28 @@ def complex_ends(run: Run, operator: Any, args: Sequence[Any], kwargs: Mapping[s
     is_complex = any(isinstance(end, complex) or (isinstance(end, torch.Tensor) and end.is_complex()) for end in args)
     dtype = torch.get_default_dtype().to_complex() if is_complex else None
     return run(operator, args, kwargs if kwargs.get("dtype") or dtype is None else {**kwargs, "dtype": dtype})
+
+
+def _unique(function: Callable[..., torch.Tensor]) -> Callable[[], Example]:
+    def program(x: torch.Tensor) -> torch.Tensor:
+        found = function(x, dim=-1)
+        return x * found.shape[0] * found.stride(0)
+
+    return lambda: Example(program, [(torch.ones(3, 6),)], order=0, options={"fullgraph": True})
+
+
+@quirk(
+    FAKE,
+    *(_aten.unique_consecutive.default, _aten.unique_dim.default),
+    example={"consecutive": _unique(torch.unique_consecutive), "sorted": _unique(torch.unique)},
+)
+def unique_along_a_dimension(run: Run, operator: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
+    """Count the dimension from the front, where the fake kernel mixes the sizes up. In memory it is the first, as in the kernel."""
+    given = dict(zip([item.name for item in operator._schema.arguments], args, strict=False)) | kwargs
+    if given.get("dim") is None:
+        return run(operator, args, kwargs)
+    dim = given.pop("dim") % max(args[0].dim(), 1)
+    first, *rest = run(operator, (given.pop("self"),), {**given, "dim": dim})
+    moved = run(_aten.movedim.int, (first, dim, 0), {}) if first.dim() else first
+    moved = run(_aten.empty_like.default, (moved,), {"memory_format": torch.contiguous_format})
+    return (run(_aten.movedim.int, (moved, 0, dim), {}) if first.dim() else moved, *rest)

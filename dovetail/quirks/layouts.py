@@ -102,18 +102,14 @@ _BATCH_NORMS = {
     },
 )
 def batch_norm_layout(run: Run, operator: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
-    """Give a batch norm's result the layout that the kernel gives on a CPU: channels-last is kept, nothing else is.
-
-    Images of one pixel lie in both formats; the kernel takes them for contiguous.
-    """
+    """Give a batch norm's result the layout that the kernel gives on a CPU: channels-last is kept, nothing else is."""
     result = run(operator, args, kwargs)
     image = args[_BATCH_NORMS[operator]]
     if image.device.type != "cpu":
         return result
-    is_one_pixel = all(type(size) is int and size == 1 for size in image.shape[2:])
-    return _laid_out(
-        result, torch.contiguous_format if is_one_pixel else private_kernels.suggested_memory_format(image)
-    )
+    formats = (torch.contiguous_format, *((torch.channels_last,), (torch.channels_last_3d,))[image.dim() == 5])
+    kept = [item for item in formats if image.is_contiguous(memory_format=item)] if image.dim() in (4, 5) else []
+    return _laid_out(result, kept[0] if kept else private_kernels.suggested_memory_format(image))
 
 
 @quirk(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import logging
+import types
 from typing import Any
 
 from dovetail.face.dispatcher import Dispatcher
@@ -95,7 +96,7 @@ def _substitute(polyfill: Any) -> Any:
 @wrapper_rule
 def _asks_in_vain(interpreter: TracingInterpreter, function: Any, args: Arguments, kwargs: Keywords) -> None:
     # An object that can be called comes here by its method, and is marked itself.
-    owner = args[:1] if getattr(function, "__name__", "") == "__call__" else ()
+    owner = args[:1] if type(function) is types.FunctionType and function.__name__ == "__call__" else ()
     for item in (function, *owner):
         _say_what_marks_ask(item)
 

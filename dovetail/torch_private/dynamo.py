@@ -346,7 +346,7 @@ def decorated_in_vain(function: Any) -> tuple[Any, str]:
 
 def computes_with_numpy(function: Any) -> bool:
     """Whether ``torch.compiler.wrap_numpy`` has made a function."""
-    code = getattr(function, "__code__", None)
+    code = function.__code__ if isinstance(function, types.FunctionType) else None
     return code is not None and code.co_qualname == "wrap_numpy.<locals>.wrap" and "external_utils" in code.co_filename
 
 

@@ -7,7 +7,7 @@ beside it. Continuations are kept by their resume point.
 from __future__ import annotations
 
 import types
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -40,25 +40,40 @@ ResumePoint = tuple[FramePoint, ...]
 """The frames that go on after a graph break, outermost first."""
 
 
-def flatten(frames: Sequence[Frame]) -> tuple[ResumePoint, tuple[Any, ...], tuple[str, ...]]:
-    """The point at which frames stand, their live values and the names to show for these."""
+def flatten(frames: Sequence[Frame]) -> tuple[ResumePoint, tuple[Any, ...]]:
+    """The point at which frames stand, and their live values."""
     points: list[FramePoint] = []
     values: list[Any] = []
-    names: list[str] = []
-    for number, frame in enumerate(frames):
-        point, own, shown = frame_values(frame, number, len(frames))
+    for frame in frames:
+        point, own = frame_values(frame)
         points.append(point)
         values += own
-        names += shown
-    return tuple(points), tuple(values), tuple(names)
+    return tuple(points), tuple(values)
 
 
-def frame_values(frame: Frame, number: int, count: int) -> tuple[FramePoint, list[Any], list[str]]:
-    """The point and the live values of one frame of ``count``, with names to show for the values."""
+def frame_values(frame: Frame) -> tuple[FramePoint, list[Any]]:
+    """The point and the live values of one frame, in the order in which :func:`unflatten` takes them."""
     point = _point_of(frame)
-    named = list(_live_values(frame, point))
-    prefix = "" if number == count - 1 else f"{frame.code.co_name}."
-    return point, [value for _, value in named], [prefix + name for name, _ in named]
+    return point, [
+        *([frame.function] if point.function is None else []),
+        *[frame.locals[name] for name in point.local_names],
+        *[frame.cells[name] for name, _ in point.cells],
+        *[item for item in frame.stack if item is not NULL],
+        *[error for error in frame.current_exceptions if error is not None],
+    ]
+
+
+def names_of_values(point: ResumePoint) -> tuple[str, ...]:
+    """Names to show for the live values at a point."""
+    found: list[str] = []
+    for item in point:
+        names = [item.code.co_name] if item.function is None else []
+        names += [f"L[{name!r}]" for name in item.local_names]
+        names += [f"cell of {name}" for name, _ in item.cells]
+        names += [f"stack[{place}]" for place in range(item.depth) if place not in item.nulls]
+        names += [f"exception[{place}]" for place, present in enumerate(item.exceptions) if present]
+        found += names if item is point[-1] else [f"{item.code.co_name}.{name}" for name in names]
+    return tuple(found)
 
 
 def _point_of(frame: Frame) -> FramePoint:
@@ -78,22 +93,6 @@ def _point_of(frame: Frame) -> FramePoint:
         tuple(error is not None for error in frame.current_exceptions),
         tuple(frame.keyword_names),
     )
-
-
-def _live_values(frame: Frame, point: FramePoint) -> Iterator[tuple[str, Any]]:
-    """Names and values in the order in which :func:`unflatten` takes them."""
-    if point.function is None:
-        yield frame.code.co_name, frame.function
-    for name in point.local_names:
-        yield f"L[{name!r}]", frame.locals[name]
-    for name, _ in point.cells:
-        yield f"cell of {name}", frame.cells[name]
-    for position, item in enumerate(frame.stack):
-        if item is not NULL:
-            yield f"stack[{position}]", item
-    for position, error in enumerate(frame.current_exceptions):
-        if error is not None:
-            yield f"exception[{position}]", error
 
 
 def unflatten(point: ResumePoint, values: Sequence[Any]) -> list[Frame]:

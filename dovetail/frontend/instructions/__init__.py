@@ -16,7 +16,7 @@ from dovetail.frontend.instructions import control, exceptions, functions, opera
 from dovetail.frontend.instructions.functions import is_known
 from dovetail.frontend.instructions.shared import TABLE, Handler
 
-_WHOLE: dict[tuple[int, int], dict[str, Handler]] = {}
+_WHOLE: dict[tuple[int, int], tuple[int, dict[str, Handler]]] = {}
 #: What each Python encodes in its own way; rules add those of newer Pythons.
 SETS = {(3, 11): python311.TABLE, (3, 12): python312.TABLE, (3, 13): python313.TABLE}
 
@@ -27,10 +27,11 @@ def instruction_set(version: tuple[int, int] = sys.version_info[:2]) -> dict[str
     """The table for a Python version; raises :class:`UnsupportedVersionError` where there is none yet."""
     if version not in SETS:
         raise UnsupportedVersionError(f"there is no instruction set for Python {version[0]}.{version[1]} yet")
-    known = _WHOLE.get(version)
-    if known is None or not TABLE.keys() <= known.keys():
-        known = _WHOLE[version] = {**TABLE, **SETS[version]}
-    return known
+    # Rules add handlers; nobody takes one away.
+    size = len(TABLE) + len(SETS[version])
+    if _WHOLE.get(version, (0,))[0] != size:
+        _WHOLE[version] = size, {**TABLE, **SETS[version]}
+    return _WHOLE[version][1]
 
 
 def handlers_of(code: types.CodeType, decoded: Decoded) -> tuple[Handler, ...]:

@@ -167,7 +167,7 @@ class InterpretedGenerator(collections.abc.Generator[Any, Any, Any]):
         """Maker and parts of a generator that goes on outside of the trace; see :mod:`dovetail.runtime.recipe_builder`."""
         if self._frame is None:
             return self._interpreter.restorer(self._started, None), []
-        point, values, _ = frame_values(self._frame, 0, 1)
+        point, values = frame_values(self._frame)
         return self._interpreter.restorer(self._started, point), values
 
 

@@ -65,7 +65,7 @@ class Machine(FrameRunner):
     def step_to_work(self, frames: list[Frame]) -> Any:
         """:meth:`step`, and on through what rules say: a graph would not make it faster."""
         result = self.step(frames)
-        while frames and (count := max((rule(frames[-1]) for rule in real_rule), default=0)):
+        while frames and (count := next(filter(None, (rule(frames[-1]) for rule in real_rule)), 0)):
             for _ in range(count):
                 result = self.step(frames)
         return result
@@ -100,12 +100,12 @@ class Machine(FrameRunner):
     def _one(self, frame: Frame) -> Any:
         instruction = frame.decoded.instructions[frame.position]
         handler = self._handlers[instruction.opname]
-        handled = next((item for item in reversed(frame.current_exceptions) if item is not None), None)
-        if handled is None:
+        handling = [item for item in frame.current_exceptions if item is not None]
+        if not handling:
             return handler(self, frame, instruction)
         # A function that is called may ask for the exception that is being handled (sys.exc_info, logging.exception), and an
         # exception that is raised has it as its context.
-        return while_handling(handled, functools.partial(handler, self, frame, instruction))
+        return while_handling(handling[-1], functools.partial(handler, self, frame, instruction))
 
     def _advance(self, frames: list[Frame], outcome: Any) -> Any:
         if isinstance(outcome, Return):

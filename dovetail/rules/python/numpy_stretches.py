@@ -240,10 +240,11 @@ _MOST_PLACES = 256
 def _to_the_next_array(frame: Frame) -> int:
     if not ARRAY:
         return 0
-    known = _ELSEWHERE.setdefault(frame.code, set())
-    # Names, which keep no class of the program's alive. A bool decides about the way: from Python 3.13 on a comparison gives one.
-    held = (item if item is True or item is False else type(item).__qualname__ for item in frame.stack)
-    place = frame.position, *(type(item).__qualname__ for item in frame.locals.values()), *held
+    if (known := _ELSEWHERE.get(frame.code)) is None:
+        known = _ELSEWHERE[frame.code] = set()
+    # Identities keep no class of the program's alive. A bool decides about the way: from Python 3.13 on a comparison gives one.
+    held = [item if item is True or item is False else id(type(item)) for item in frame.stack]
+    place = frame.position, *map(id, map(type, frame.locals.values())), *held
     if place in known:
         return 0
     count = _Ahead(frame).count()

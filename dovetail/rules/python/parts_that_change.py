@@ -77,7 +77,7 @@ def _go_on(dispatcher: Any, frames: list[Frame], where: UserLocation | None) -> 
     result = _run_behind(frames, where)
     if not frames:
         return result
-    point, live, _ = flatten(frames)
+    point, live = flatten(frames)
     return dispatcher._go_on(point, [live])
 
 

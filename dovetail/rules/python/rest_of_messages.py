@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import builtins
 import contextlib
+import functools
 import logging
 import types
 from dataclasses import dataclass
@@ -32,8 +33,24 @@ class _Method:
     name: str
 
 
+@functools.lru_cache(maxsize=4096)
+def _silent(code: types.CodeType) -> set[int]:
+    """The instructions from which no message was ahead. Where a name has come to mean ``print``, there is one more graph break."""
+    return set()
+
+
 @real_rule
 def _rest_of_a_message(frame: Frame) -> int:
+    silent = _silent(frame.code)
+    if frame.position in silent:
+        return 0
+    count = _count(frame)
+    if not count:
+        silent.add(frame.position)
+    return count
+
+
+def _count(frame: Frame) -> int:
     """How many instructions are left to the end of a call that gives a message; 0 where none is ahead."""
     instructions, stack = frame.decoded.instructions, list(frame.stack)
     for position in range(frame.position, len(instructions)):

@@ -209,8 +209,8 @@ def _call(trace: Trace, function: Any, args: tuple[Any, ...], kwargs: dict[str, 
         results, spec = private_trees.tree_flatten(function(*arguments, **keywords))
         if not returned:
             returned.append(spec)
-        if not all(isinstance(item, torch.Tensor) for item in results):
-            raise CaptureError(f"{name} of a sparse tensor returns something that is no tensor")
+        if not all(type(item) in SPARSE_TYPES for item in results):
+            raise CaptureError(f"{name} of a sparse tensor returns something that is no plain tensor")
         return results
 
     # The tape has no sparse tensors: it could not be run again.
