@@ -123,7 +123,8 @@ def _unique(function: Callable[..., torch.Tensor]) -> Callable[[], Example]:
 )
 def unique_along_a_dimension(run: Run, operator: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
     """Count the dimension from the front, where the fake kernel mixes the sizes up. In memory it is the first, as in the kernel."""
-    given = dict(zip([item.name for item in operator._schema.arguments], args, strict=False)) | kwargs
+    names = [item.name for item in operator._schema.arguments]
+    given = {**dict(zip(names, args, strict=False)), **kwargs}
     if given.get("dim") is None:
         return run(operator, args, kwargs)
     dim = given.pop("dim") % max(args[0].dim(), 1)

@@ -152,6 +152,30 @@ def written_keeps_its_strides(run: Run, operator: Any, args: Sequence[Any], kwar
     return target
 
 
+def _halves(x: torch.Tensor) -> torch.Tensor:
+    halves = x.bfloat16()
+    torch.ops.aten._foreach_mul_.Scalar([halves], 0.37)
+    return halves
+
+
+@quirk(
+    FUNCTIONAL,
+    *(_aten._foreach_mul_.Scalar, _aten.mul_.Scalar),
+    example=lambda: Example(_halves, [(torch.linspace(0.5, 1.5, 64),)], order=0),
+)
+def rounded_factor(run: Run, operator: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
+    """Round a factor to half precision first, as the kernels in place do; the functional ones keep it in single precision."""
+    targets, factor = args
+    each = targets if isinstance(targets, (list, tuple)) else [targets]
+    is_half = [target.dtype in (torch.bfloat16, torch.float16) for target in each]
+    if not any(is_half):
+        return NotImplemented
+    for target, rounds in zip(each, is_half, strict=True):
+        kind = {"dtype": target.dtype if rounds else torch.float64, "device": target.device}
+        run(_aten.mul_.Tensor, (target, run(_aten.scalar_tensor.default, (factor,), kind)), {})
+    return targets
+
+
 def _product_into(target: Callable[[torch.Tensor], torch.Tensor]) -> Callable[[], Example]:
     generator = torch.Generator().manual_seed(0)
     left, right, x = (torch.randn(*shape, generator=generator) for shape in ((9, 33), (33, 17), (9, 17)))

@@ -38,7 +38,18 @@ def expanded(x: Tensor) -> Tensor:
 
 LAYOUTS: list[Callable[[Tensor], Tensor]] = [channels_last, transposed, with_gaps, expanded]
 #: They leave memory as it is, draw numbers, or (ldexp, cartesian_prod) are known to differ where a size is one.
-LEFT_OUT = ("empty", "rand", "normal", "bernoulli", "uniform", "multinomial", "sampled_addmm", "ldexp", "einsum", "jiterator")
+LEFT_OUT = (
+    "empty",
+    "rand",
+    "normal",
+    "bernoulli",
+    "uniform",
+    "multinomial",
+    "sampled_addmm",
+    "ldexp",
+    "einsum",
+    "jiterator",
+)
 OPERATORS = [
     op for op in op_db if op.supports_dtype(torch.float32, "cpu") and not any(name in op.name for name in LEFT_OUT)
 ]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -351,6 +352,32 @@ def test_what_nothing_reads_raises_all_the_same(function: Any, backend: str) -> 
             except (IndexError, RuntimeError) as error:
                 outcomes.append((type(error), str(error).splitlines()[0], seen))
         assert outcomes[0] == outcomes[1]
+
+
+NUMBERS_WITHOUT_A_KERNEL: dict[str, Callable[[torch.Tensor], Any]] = {
+    "resizing": lambda x: torch.nn.functional.interpolate(x.reshape(1, 1, -1).long(), scale_factor=2.0, mode="linear"),
+    "pooling": lambda x: torch.nn.functional.adaptive_avg_pool2d(x.reshape(1, 1, -1).byte(), 1),
+    "a product": lambda x: (x > 0).outer(x > 0).mm((x > 0).outer(x > 0)),
+    "the larger ones": lambda x: torch.maximum(x + 1j, x * 1j),
+    "softmax": lambda x: x.long().softmax(0),
+}
+
+
+@pytest.mark.parametrize("name", NUMBERS_WITHOUT_A_KERNEL)
+def test_numbers_for_which_there_is_no_kernel_raise_where_nothing_reads_the_result(name: str) -> None:
+    compute = NUMBERS_WITHOUT_A_KERNEL[name]
+
+    def function(x: torch.Tensor) -> torch.Tensor:
+        try:
+            compute(x)
+        except RuntimeError:
+            return x * 3
+        return x * 2
+
+    x = torch.ones(4)
+    compiled = dovetail.compile(function, backend="aten")
+    for _ in range(2):
+        assert torch.equal(compiled(x), function(x)) and function(x)[0] == 3
 
 
 def test_only_what_may_raise_stays_in_the_graph() -> None:

@@ -16,6 +16,8 @@ from dovetail.frontend.code.frame import Break
 from dovetail.frontend.protocol import TracingInterpreter
 from dovetail.frontend.rules import Arguments, Keywords, keyword_rule
 from dovetail.quirks.functionalisation import SAME_DTYPE, is_aligned, new_strides, strides_of
+from dovetail.torch_private import state as private_state
+from dovetail.torch_private import tracing as private_tracing
 from dovetail.torch_private import trees as private_trees
 from dovetail.trace.repeats import draws_random_numbers
 
@@ -30,7 +32,9 @@ def _kind(tensor: torch.Tensor) -> tuple[Any, ...]:
 
 
 def _is_special(function: Any, operands: list[torch.Tensor], outs: list[torch.Tensor]) -> bool:
-    """Whether eager refuses the call, reads what it writes, or draws random numbers in the order of the memory."""
+    """Whether eager refuses the call, reads what it writes, draws random numbers in the order of the memory, or is watched."""
+    if not all(map(private_tracing.is_tracing_mode, private_state.dispatch_modes())):
+        return True
     if torch.is_grad_enabled() and any(item.requires_grad for item in (*operands, *outs)):
         return True
     if any(item.layout is not torch.strided for item in (*operands, *outs)):

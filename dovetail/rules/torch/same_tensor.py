@@ -57,6 +57,12 @@ def _pieces(interpreter: TracingInterpreter, function: object, args: Arguments, 
     raise Break("unsafe pieces share memory with a tensor that their operator does not name", "use chunk or split")
 
 
+@method_rule(*(name for name in dir(torch) if name.startswith("_foreach_") and name.endswith("_")))
+def _list_in_place(interpreter: TracingInterpreter, function: object, args: Arguments, kwargs: Keywords) -> object:
+    made = interpreter.native(function, args, kwargs)
+    return args[0] if args and made is not None else made
+
+
 @rule(torch.is_tensor)
 def _is_tensor(interpreter: TracingInterpreter, args: Arguments, kwargs: Keywords) -> object:
     if len(args) != 1 or kwargs:

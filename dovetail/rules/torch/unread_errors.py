@@ -10,8 +10,12 @@ import operator
 
 import torch
 
-from dovetail.aot.nodes import BACKWARD_RUN, BY_USER_BACKWARD, STAYING, must_stay
+from dovetail.aot.nodes import BACKWARD_RUN, BY_USER_BACKWARD, STAYING, must_stay, tensor_of
+from dovetail.torch_private.operators import OpOverload
+from dovetail.torch_private.sizes import has_symbols
+from dovetail.torch_private.tracing import disable_current_modes
 from dovetail.trace.overrides import UNREAD
+from dovetail.trace.repeats import draws_random_numbers
 
 _library = torch.library.Library("dovetail", "FRAGMENT")
 _library.define("read(Tensor value) -> ()")
@@ -32,6 +36,7 @@ _PACKETS = (
     *(_aten.scatter, _aten.scatter_add, _aten.scatter_reduce, _aten.take, _aten.put, _aten.masked_scatter),
     *(_aten.nll_loss_forward, _aten.nll_loss2d_forward, _aten.multi_margin_loss, _aten._ctc_loss),
     *(_aten.multilabel_margin_loss_forward, _aten.binary_cross_entropy, _aten.max_unpool2d, _aten.max_unpool3d),
+    _aten.segment_reduce,
 )
 _RAISING = frozenset(getattr(packet, name) for packet in _PACKETS for name in packet.overloads())
 
@@ -43,7 +48,39 @@ def _may_raise(node: torch.fx.Node) -> bool:
     """
     meta = node.meta
     is_programs = meta.get("phase") == "forward" and BACKWARD_RUN not in meta and BY_USER_BACKWARD not in meta
-    return node.target in _RAISING and is_programs and "val" in meta
+    return is_programs and "val" in meta and (node.target in _RAISING or _lacks_kernel(node))
+
+
+_MOST_ELEMENTS = 100_000
+
+
+def _lacks_kernel(node: torch.fx.Node) -> bool:
+    """Whether the kernel does not take numbers of this type, which need not be real ones: it is asked with zeros.
+
+    Kernels for real numbers take them all, as far as programs come by it, and are not asked.
+    """
+    given = [tensor_of(item) for item in node.all_input_nodes]
+    call = node.target
+    if not isinstance(call, OpOverload) or call.namespace != "aten" or draws_random_numbers(call):
+        return False
+    values = [item for item in given if item is not None]
+    if len(values) < len(given) or not values or any(item.is_floating_point() for item in values):
+        return False
+    if any(item.device.type != "cpu" or item.layout is not torch.strided for item in values):
+        return False
+    if any(has_symbols(item) or item.numel() > _MOST_ELEMENTS for item in values):
+        return False
+    with disable_current_modes():
+        zeros = {
+            item: torch.zeros(value.shape, dtype=value.dtype)
+            for item, value in zip(node.all_input_nodes, values, strict=True)
+        }
+        args, kwargs = torch.fx.node.map_arg((node.args, dict(node.kwargs)), zeros.__getitem__)
+        try:
+            call(*args, **kwargs)
+        except (RuntimeError, NotImplementedError) as error:
+            return any(word in str(error) for word in ("support", "implemented"))
+    return False
 
 
 @UNREAD.append

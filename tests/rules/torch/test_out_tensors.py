@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 import torch
+from torch.utils.flop_counter import FlopCounterMode
 
 import dovetail
 from dovetail.versions import parse
@@ -117,3 +118,29 @@ def test_a_loop_writes_to_one_input() -> None:
         return torch.add(x, out, out=out)
 
     check_calls(step, [(torch.ones(3), torch.zeros(3)), (torch.ones(3), torch.ones(3))], entries=1)
+
+
+def test_a_mode_of_the_program_sees_one_call() -> None:
+    def function(x: torch.Tensor) -> Any:
+        with FlopCounterMode(display=False) as mode:
+            out = torch.empty_like(x)
+            torch.mm(x, x, out=out)
+        return mode.get_total_flops(), out
+
+    compiled = dovetail.compile(function, backend="aten")
+    for size in (4, 4, 6):
+        x = torch.randn(size, size)
+        ours, theirs = compiled(x), function(x)
+        assert ours[0] == theirs[0] == 2 * size**3 and torch.equal(ours[1], theirs[1])
+
+
+def test_a_list_that_is_written_is_what_is_returned() -> None:
+    def function(x: torch.Tensor) -> Any:
+        tensors = [x * 1, x * 2]
+        returned = getattr(torch, "_foreach_add_")(tensors, 1.0)  # noqa: B009
+        return returned is tensors, returned
+
+    compiled = dovetail.compile(function, backend="aten", fullgraph=True)
+    for run in (function, compiled):
+        is_same, tensors = run(torch.ones(2))
+        assert is_same and [item.tolist() for item in tensors] == [[2.0, 2.0], [3.0, 3.0]]
