@@ -35,6 +35,10 @@ class FramePoint:
     exceptions: tuple[bool, ...]
     keyword_names: tuple[str, ...]
 
+    def __hash__(self) -> int:
+        # That of the code, which takes longest, tells no more.
+        return hash((self.position, self.depth, self.local_names))
+
 
 ResumePoint = tuple[FramePoint, ...]
 """The frames that go on after a graph break, outermost first."""
@@ -79,7 +83,7 @@ def names_of_values(point: ResumePoint) -> tuple[str, ...]:
 def _point_of(frame: Frame) -> FramePoint:
     code = frame.code
     live = live_locals(code)[frame.position]
-    closure = dict(zip(code.co_freevars, frame.function.__closure__ or (), strict=True))
+    closure = dict(zip(code.co_freevars, frame.function.__closure__, strict=True)) if frame.function.__closure__ else {}
     own_cells = [(name, cell) for name, cell in frame.cells.items() if closure.get(name) is not cell]
     travels = frame.function.__closure__ is not None or "<locals>" in frame.function.__qualname__
     return FramePoint(
