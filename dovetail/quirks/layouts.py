@@ -107,9 +107,14 @@ def batch_norm_layout(run: Run, operator: Any, args: Sequence[Any], kwargs: Mapp
     image = args[_BATCH_NORMS[operator]]
     if image.device.type != "cpu":
         return result
-    formats = (torch.contiguous_format, *((torch.channels_last,), (torch.channels_last_3d,))[image.dim() == 5])
-    kept = [item for item in formats if image.is_contiguous(memory_format=item)] if image.dim() in (4, 5) else []
-    return _laid_out(result, kept[0] if kept else private_kernels.suggested_memory_format(image))
+    last = torch.channels_last_3d if image.dim() == 5 else torch.channels_last
+    if image.is_contiguous():
+        kept = torch.contiguous_format
+    elif image.dim() in (4, 5) and image.is_contiguous(memory_format=last):
+        kept = last
+    else:
+        kept = private_kernels.suggested_memory_format(image)
+    return _laid_out(result, kept)
 
 
 @quirk(
