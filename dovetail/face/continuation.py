@@ -109,9 +109,6 @@ def names_made_at_break(
     """The names of values that the instruction at a graph break has made: they were not there before it.
 
     Constants have no identity; a constant was there before if the same name had an equal one.
-
-    >>> sorted(names_made_at_break([[1], True, 2], ["a", "b", "c"], [True, 2, (3,)], ["b", "stack[0]", "stack[1]"]))
-    ['stack[0]', 'stack[1]']
     """
 
     def key(name: str, value: Any) -> Any:

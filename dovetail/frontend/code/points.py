@@ -35,8 +35,7 @@ class FramePoint:
     exceptions: tuple[bool, ...]
     keyword_names: tuple[str, ...]
 
-    def __hash__(self) -> int:
-        # That of the code, which takes longest, tells no more.
+    def __hash__(self) -> int:  # not that of the code, which takes longest
         return hash((self.position, self.depth, self.local_names))
 
 
