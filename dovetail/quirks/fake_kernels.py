@@ -111,9 +111,9 @@ def complex_ends(run: Run, operator: Any, args: Sequence[Any], kwargs: Mapping[s
 def _unique(function: Callable[..., torch.Tensor]) -> Callable[[], Example]:
     def program(x: torch.Tensor) -> torch.Tensor:
         found = function(x, dim=-1)
-        return x * found.shape[0] * found.stride(0)
+        return x * found.shape[0] * found.stride(1)
 
-    return lambda: Example(program, [(torch.ones(3, 6),)], order=0, options={"fullgraph": True})
+    return lambda: Example(program, [(torch.arange(18.0).reshape(3, 6),)], order=0, options={"fullgraph": True})
 
 
 @quirk(

@@ -42,6 +42,10 @@ def _plain(x: torch.Tensor) -> torch.Tensor:
     return torch.ones(x.shape)
 
 
+def _twos(x: torch.Tensor) -> torch.Tensor:
+    return torch.full(x.shape, 2.0)
+
+
 def _number(value: Any) -> Callable[[torch.Tensor], Any]:
     return lambda x: value
 
@@ -152,7 +156,7 @@ _PADDINGS = {
 _IMAGES = {
     **dict.fromkeys(_PADDINGS, (_PADDING,)),
     _aten.max_unpool2d.default: (lambda x: torch.zeros(x.shape, dtype=torch.long), _number([3, 5])),
-    _aten.channel_shuffle.default: (_number(2),),
+    _aten.native_channel_shuffle.default: (_number(3),),
 }
 
 
@@ -162,7 +166,7 @@ def _padded(x: torch.Tensor) -> torch.Tensor:
 
 @quirk(
     FAKE,
-    *(*_IMAGES, _aten.native_channel_shuffle.default, *_PADDINGS.values()),
+    *(*_IMAGES, _aten.channel_shuffle.default, *_PADDINGS.values()),
     example={
         **{str(kind): _strides(kind, _channels_last, *rest) for kind, rest in _IMAGES.items()},
         **{str(kind): _strides(kind, _padded, _channels_last, _PADDING) for kind in _PADDINGS.values()},
@@ -204,12 +208,11 @@ _SUMS = {
     _aten.logit_backward.default: (0, 1),
     _aten.softplus_backward.default: (0, 1),
     _aten.native_dropout_backward.default: (0, 1),
-    _aten.rsub.Tensor: (1, 0),
 }
 _OPERATIONS = {
     **dict.fromkeys((_aten.logical_and.default, _aten.logical_or.default), (_scalar, _itself)),
     **dict.fromkeys((_aten.logaddexp.default, _aten.logaddexp2.default, _aten.heaviside.default), (_scalar, _itself)),
-    **dict.fromkeys((_aten.xlogy.Tensor, _aten.special_xlog1py.default), (_scalar, _itself)),
+    **dict.fromkeys((_aten.xlogy.Tensor, _aten.special_xlog1py.default), (_itself, _twos)),
     **dict.fromkeys((_aten.copysign.Tensor, _aten.floor_divide.default), (_itself, _scalar)),
     _aten.logical_xor.default: (lambda x: torch.zeros(()), _itself),
 }
@@ -232,7 +235,6 @@ def _rounded(x: torch.Tensor, other: torch.Tensor) -> torch.Tensor:
         "softplus": _strides(_aten.softplus_backward.default, _plain, _itself, _number(1), _number(20)),
         "dropout": _strides(_aten.native_dropout_backward.default, _itself, lambda x: x > 0, _number(2.0)),
         "div": _strides(_rounded, _itself, _scalar),
-        "rsub": _strides(_aten.rsub.Tensor, lambda x: x.transpose(0, 1), _itself),
         **{str(item): _strides(item, *operands) for item, operands in _OPERATIONS.items()},
     },
 )
