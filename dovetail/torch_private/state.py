@@ -146,7 +146,7 @@ def set_every_precision(precisions: Sequence[str]) -> None:
 
 
 def _put_back(write: Callable[[Any], Any], value: Any) -> None:
-    (set_every_precision if isinstance(value, tuple) else write)(value)
+    (set_every_precision if isinstance(value, tuple) and type(value[0]) is str else write)(value)
 
 
 #: The switches that choose kernels, by the names of reader and writer in C++ (one, where both have the same).

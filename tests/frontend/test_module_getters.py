@@ -92,3 +92,31 @@ def test_a_name_that_is_nowhere() -> None:
         compiled(X)
     lazy.nothing = 2.0
     same(compiled(X), X * 2)
+
+
+def test_what_is_called_is_asked_for_what_the_program_reads_alone() -> None:
+    asked: list[str] = []
+
+    class Wrapper:
+        def __getattr__(self, name: str) -> Any:
+            asked.append(name)
+            raise AttributeError(name)
+
+        def __call__(self, x: torch.Tensor) -> torch.Tensor:
+            return x * 2
+
+    class Layer(torch.nn.Module):
+        def __getattr__(self, name: str) -> Any:
+            asked.append(name)
+            return super().__getattr__(name)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return x + 1
+
+    wrapper, layer = Wrapper(), Layer()
+    functions = [dovetail.compile(lambda x: wrapper(x), backend="aten"), dovetail.compile(layer, backend="aten")]
+    asked.clear()  # for the name of the module
+    for compiled in functions:
+        for _ in range(2):
+            compiled(torch.ones(3))
+    assert asked == []

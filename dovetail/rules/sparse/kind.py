@@ -222,7 +222,7 @@ def _call(trace: Trace, function: Any, args: tuple[Any, ...], kwargs: dict[str, 
         raise Break(error.what, error.advice) from error
     except (RuntimeError, ValueError, IndexError) as error:
         # The numbers of the example need not be those that the call asks for (torch.sparse.check_sparse_tensor_invariants).
-        raise Break(f"{name} is given a sparse tensor and raises for example numbers") from error
+        raise Break(f"{name} is given a sparse tensor and raises for example numbers: {error}") from error
     made = [
         SparseValue(item, carried_example(trace, item)) if is_traced_handle(trace, item) else item for item in found
     ]

@@ -32,9 +32,7 @@ def _kind(tensor: torch.Tensor) -> tuple[Any, ...]:
 
 
 def _is_special(function: Any, operands: list[torch.Tensor], outs: list[torch.Tensor]) -> bool:
-    """Whether eager refuses the call, reads what it writes, draws random numbers in the order of the memory, or is watched."""
-    if not all(map(private_tracing.is_tracing_mode, private_state.dispatch_modes())):
-        return True
+    """Whether eager refuses the call, reads what it writes, or draws random numbers in the order of the memory."""
     if torch.is_grad_enabled() and any(item.requires_grad for item in (*operands, *outs)):
         return True
     if any(item.layout is not torch.strided for item in (*operands, *outs)):
@@ -54,6 +52,8 @@ def _out(interpreter: TracingInterpreter, function: Any, args: Arguments, kwargs
     operands = [item for item in private_trees.tree_leaves((args, rest)) if isinstance(item, torch.Tensor)]
     if not outs or not all(isinstance(out, torch.Tensor) for out in outs) or _is_special(function, operands, outs):
         return NotImplemented
+    if not all(map(private_tracing.is_tracing_mode, private_state.dispatch_modes())):
+        raise Break(f"out= of {function.__name__} under a mode that sees each call", "copy the result to it")
     # Errors are those of the call with ``out=``. Nobody reads the tensors written here: they leave the graph as dead code.
     with interpreter.trace.recorder.paused():
         trial = [out.clone() for out in outs]

@@ -68,7 +68,9 @@ def _lacks_kernel(node: torch.fx.Node) -> bool:
         return False
     if any(item.device.type != "cpu" or item.layout is not torch.strided for item in values):
         return False
-    if any(has_symbols(item) or item.numel() > _MOST_ELEMENTS for item in values):
+    found = node.meta["val"] if isinstance(node.meta["val"], (list, tuple)) else [node.meta["val"]]
+    results = [item for item in found if isinstance(item, torch.Tensor)]
+    if any(has_symbols(item) or item.numel() > _MOST_ELEMENTS for item in (*values, *results)):
         return False
     with disable_current_modes():
         zeros = {
@@ -78,7 +80,7 @@ def _lacks_kernel(node: torch.fx.Node) -> bool:
         args, kwargs = torch.fx.node.map_arg((node.args, dict(node.kwargs)), zeros.__getitem__)
         try:
             call(*args, **kwargs)
-        except (RuntimeError, NotImplementedError) as error:
+        except (RuntimeError, IndexError, TypeError, ValueError) as error:
             return any(word in str(error) for word in ("support", "implemented"))
     return False
 

@@ -130,3 +130,39 @@ def test_kernels_of_attention_in_the_order_of_the_call(fullgraph: bool) -> None:
         assert torch.equal(compiled(x), attention(x))
         with torch.nn.attention.sdpa_kernel(kinds, set_priority=True):
             assert torch.equal(compiled(x), attention(x))
+
+
+def test_the_order_of_kernels_is_changed_inside_of_one_graph() -> None:
+    before = torch._C._get_sdp_priority_order()
+
+    def function(x: torch.Tensor) -> torch.Tensor:
+        torch._C._set_sdp_priority_order(before[::-1])
+        return x + 1
+
+    compiled = dovetail.compile(function, backend="aten", fullgraph=True)
+    for _ in range(3):
+        try:
+            compiled(torch.ones(2))
+            assert torch._C._get_sdp_priority_order() == before[::-1]
+        finally:
+            torch._C._set_sdp_priority_order(before)
+
+
+@quiet
+@pytest.mark.filterwarnings("ignore")
+def test_sparse_tensors_that_are_checked_and_masked() -> None:
+    def function(rows: torch.Tensor, columns: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
+        return torch.sparse_csr_tensor(rows, columns, x * 2, dtype=x.dtype).to_dense()
+
+    def masked(x: torch.Tensor) -> torch.Tensor:
+        sparse = x.to_sparse_csr()
+        return torch.masked.masked_tensor(sparse, (x != 0).to_sparse_csr()).to_dense().get_data()
+
+    good = torch.tensor([0, 3, 5]), torch.tensor([0, 1, 2, 0, 1]), torch.ones(5)
+    x = torch.tensor([[1.0, 0, 2], [0, 3, 0]])
+    compiled = dovetail.compile(function, backend="aten")
+    with torch.sparse.check_sparse_tensor_invariants(True):
+        assert torch.equal(compiled(*good), function(*good))
+        with pytest.raises(RuntimeError, match="nnz"):
+            compiled(torch.tensor([0, 3, 4]), *good[1:])
+    assert torch.equal(dovetail.compile(masked, backend="aten")(x), masked(x))
