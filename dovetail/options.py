@@ -10,7 +10,7 @@ from dovetail.errors import OptionError, did_you_mean
 
 #: What options may be that are one of a few values.
 CHOICES: dict[str, tuple[object, ...]] = {
-    **dict.fromkeys(("fullgraph", "compiled_autograd", "check_swap"), (True, False)),
+    **dict.fromkeys(("fullgraph", "compiled_autograd", "check_swap", "tune"), (True, False)),
     "dynamic": (True, False, None),
     "at_recompile_limit": ("eager", "error"),
     "numerics": ("exact", "fast"),
@@ -20,23 +20,7 @@ CHOICES: dict[str, tuple[object, ...]] = {
 
 @dataclass(frozen=True)
 class Options:
-    """The options of ``dovetail.compile``.
-
-    ``backend``: name of a registered backend, or a callable with the backend protocol's signature.
-    ``fullgraph``: an operation that cannot be captured is an error instead of a run in eager.
-    ``recompile_limit``: how many entries one function may have.
-    ``at_recompile_limit``: what happens to calls that none of them is for: "eager" (with one warning) or "error".
-    ``passes``: functions ``JointGraph -> JointGraph``, run in order between the two stages.
-    ``dynamic``: which sizes are symbolic: None for those that were seen to change, True for all, False for none.
-    ``memory_budget``: how much may be kept for the backward: a fraction from 0.0 (the least that is possible) to 1.0 (as
-    without a budget), or a number of bytes; the rest is computed again.
-    ``numerics``: "exact" runs the captured ATen operators as they are: a backend that decomposes them is refused, and the
-    default one is "aten". "fast" leaves the choice to the backend.
-    ``compiled_autograd``: a backward that runs in a call, and is no part of its graph, is captured and compiled by itself.
-    ``tiers``: where the backend is slow to compile: "auto" runs ATen operators until a process in the background has compiled the
-    kernels, "wait" has the first call wait for them, "never" stays on the operators. ``DOVETAIL_TIERS`` in the environment wins.
-    ``check_swap``: the first call by kernels from the background is compared with the operators.
-    ``backend_options``: handed to the backend as they are.
+    """The options of :func:`dovetail.compile`, whose docstring describes each.
 
     >>> Options(backend="aten").fullgraph
     False
@@ -53,6 +37,7 @@ class Options:
     compiled_autograd: bool = False
     tiers: str = "auto"
     check_swap: bool = False
+    tune: bool = False
     backend_options: Mapping[str, Any] = field(default_factory=dict)
 
 

@@ -25,7 +25,7 @@ except ImportError:  # Windows: without locks several processes may compile the 
     fcntl = None  # type: ignore[assignment]
 
 #: What entries are about; a name that is not here is never read.
-KINDS = ("code", "graphs", "instructions", "kernels", "operators", "steps")
+KINDS = ("code", "graphs", "instructions", "kernels", "operators", "steps", "tuned")
 _MAGIC = b"dovetail cache 1 "
 _KEY = re.compile(r"[0-9a-f]{64}")
 _LARGEST = 256 << 20

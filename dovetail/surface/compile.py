@@ -55,6 +55,7 @@ class CompileOptions(TypedDict, total=False):
     compiled_autograd: bool
     tiers: str
     check_swap: bool
+    tune: bool
     backend_options: Mapping[str, Any]
 
 
@@ -179,6 +180,8 @@ def compile(function: Any = None, **given: Any) -> Any:
     ``tiers``: where the backend is slow to compile: "auto" runs ATen operators until a process in the background has compiled the
     kernels, "wait" has the first call wait for them, "never" stays on the operators. ``DOVETAIL_TIERS`` in the environment wins.
     ``check_swap``: the first call by kernels from the background is compared with the operators.
+    ``tune``: variants of the kernels are compiled in the background and compete on the program's own calls; the fastest stay,
+    also for later processes on this machine. Results change by rounding only, like at a swap.
     ``backend_options``: handed to the backend as they are.
 
     >>> import torch, dovetail

@@ -18,7 +18,7 @@ from dovetail.aot.joint_graph import JointGraph
 from dovetail.aot.steps import Lowering
 from dovetail.backends import ATEN, Backend, lookup_backend
 from dovetail.backends.protocol import CompiledCallable, Kind
-from dovetail.errors import UnknownBackendError
+from dovetail.errors import OptionError, UnknownBackendError
 from dovetail.options import Options, check_choice
 from dovetail.tiers.kept_graphs import is_unread
 from dovetail.tiers.later import Collector
@@ -43,6 +43,7 @@ class Tiers:
     backend: Backend
     mode: str
     check_swap: bool = False
+    tune: bool = False
 
     def __call__(
         self, graph: torch.fx.GraphModule, example_inputs: Sequence[Any], *, kind: Kind, options: Mapping[str, Any]
@@ -56,10 +57,17 @@ def in_tiers(backend: Backend, options: Options) -> Backend:
     """The backend with the option; tier 0 itself where nothing is ever to be swapped."""
     mode = os.environ.get(SWITCH) or options.tiers
     check_choice("tiers", mode)
+    if options.tune and options.tiers != "auto":
+        raise OptionError(
+            f"tune=True has kernels change hands during training, and tiers={options.tiers!r} forbids that",
+            advice='leave tiers="auto", or leave tune out',
+        )
     if mode == "never":
         return OPERATORS
     # The options have been looked at: the backend itself would come without the tiers.
-    return dataclasses.replace(backend, compile=Tiers(backend, mode, options.check_swap), for_options=None)
+    return dataclasses.replace(
+        backend, compile=Tiers(backend, mode, options.check_swap, options.tune), for_options=None
+    )
 
 
 def tiers_of(lowering: Lowering) -> Tiers | None:

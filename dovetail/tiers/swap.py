@@ -7,6 +7,7 @@
         _ask_for_kernels        at the second call: graphs for the backend; the background compiles them
         _look                   at later calls: are they there?
           _swap                 takes them from the cache; from this call on they run
+            _tune               at all later calls, where variants of them are to compete
           _stay                 anything wrong: tier 0 goes on, with one warning
 
 Forward and backward swap together, as what is saved between them differs: a call that ran on tier 0 has its backward there, and so
@@ -49,6 +50,7 @@ from dovetail.tiers.choice import CACHES, OPERATORS, Tiers, has_changing_numbers
 from dovetail.tiers.compiling import make_job
 from dovetail.tiers.later import Collector
 from dovetail.tiers.progress import Progress, stage
+from dovetail.tiers.tuning import Tuning
 from dovetail.tiers.unportable import UnportableError
 from dovetail.tiers.waiting import compile_or_take
 from dovetail.torch_private import autograd as private_autograd
@@ -83,6 +85,8 @@ def run_operators_first(lowering: Lowering) -> CompiledGraph | None:
     if reason is not None:
         if tiers.mode == "auto":
             events.note("waits for kernels", reason=reason)
+        if tiers.tune:
+            events.note("not tuned", reason=reason)
         return compile_or_take(lowering, tiers)
     # The steps leave marks on the nodes of the graph that they are given: what tier 0 saves is not what tier 1 saves.
     unmarked = lowering.joint.with_graph(own_copy(lowering.joint.graph_module, private_tracing.lazy_graph_module))
@@ -103,7 +107,7 @@ def run_operators_first(lowering: Lowering) -> CompiledGraph | None:
 
 def _from_cache(lowering: Lowering, tiers: Tiers) -> CompiledGraph | None:
     """The graph with its kernels, where an earlier process has left all of it in Dovetail's cache: tier 0 is not needed."""
-    if tiers.check_swap or not cache.is_on():
+    if tiers.check_swap or tiers.tune or not cache.is_on():
         return None
     start, events = time.monotonic(), lowering.settings.events
     try:
@@ -125,7 +129,7 @@ class SwappingRun:
 
     def __init__(self, first: CompiledGraph, lowering: Lowering, tiers: Tiers) -> None:
         self.tier = 0
-        self.state = "kernels are asked for at the second call"
+        self._state = "kernels are asked for at the second call"
         self._first = first
         self._lowering: Lowering | None = lowering
         self._tiers = tiers
@@ -147,6 +151,7 @@ class SwappingRun:
         self._before: Callable[[], object] | None = self._count_calls
         self._check_next = False
         self._details: Mapping[str, float] = {}
+        self._tuning: Tuning | None = None
 
     def __call__(self, inputs: list[torch.Tensor]) -> list[torch.Tensor]:
         """Run the graph on the tier of the moment; in a region that is computed again, on that of its forward."""
@@ -158,9 +163,16 @@ class SwappingRun:
             job = self._job
             if job is not None:
                 job.let_it_work()
+        elif self._tuning is not None:
+            self._tune(self._tuning)
         if region is not None:
             region[0].runs[self] = self._run
         return self._run(inputs)
+
+    @property
+    def state(self) -> str:
+        """In words, what it runs by and what comes."""
+        return self._state if self._tuning is None else f"{self._state}{self._tuning}"
 
     @property
     def is_settled(self) -> bool:
@@ -193,6 +205,17 @@ class SwappingRun:
         finally:
             self._lock.release()
 
+    def _tune(self, tuning: Tuning) -> None:
+        """Go on with the tuning, unless another thread does, or compiles."""
+        if not compile_lock.acquire(blocking=False):
+            return
+        try:
+            tuning.step()
+            if tuning.is_done:
+                self._state, self._tuning = self.state, None
+        finally:
+            compile_lock.release()
+
     def _count_calls(self) -> None:
         self._calls += 1
         if self._calls >= 2:
@@ -213,6 +236,8 @@ class SwappingRun:
             # The entry has dropped these gradients by now; a graph that needs another set of them cannot take over.
             self._stay("its kernels would need other gradients to be dropped first", is_news=False)
             return
+        if self._tiers.tune:
+            self._tuning = Tuning(self._collector.graphs, backend, self._first.joint.fake_mode, events)
         try:
             with self._sizes:
                 job = make_job(backend.name, self._collector.graphs, self._first.joint.fake_mode.shape_env)
@@ -228,8 +253,8 @@ class SwappingRun:
             return
         weakref.finalize(self, self._job.cancel).atexit = False
         count = len(job["graphs"])
-        self.state = f"{backend.name} compiles {count} graph{'s' * (count > 1)} in the background"
-        self._progress = Progress(self.state, lambda job=self._job: job.stage)  # type: ignore[misc]
+        self._state = f"{backend.name} compiles {count} graph{'s' * (count > 1)} in the background"
+        self._progress = Progress(self._state, lambda job=self._job: job.stage)  # type: ignore[misc]
         events.note("tier 1 asked for", backend=backend.name, graphs=count)
 
     def make_graphs(self) -> None:
@@ -283,7 +308,8 @@ class SwappingRun:
             with private_state.preserved_rng_state(), without_autocast(), self._sizes, how:
                 self._collector.compile_all()
                 self._assumed = self._assumed_of_sizes()
-            kept_steps.keep(self._key, self._second.lowering)
+            # What was tuned is for this machine, and for who asks for it.
+            kept_steps.keep(None if self._tiers.tune else self._key, self._second.lowering)
         except Exception as error:  # noqa: BLE001  (whatever a backend may raise)
             self._stay(f"{type(error).__name__}: {error}")
             return
@@ -293,7 +319,7 @@ class SwappingRun:
         """They are there: they run from now on, or when the next call has compared them."""
         if self._tiers.check_swap:
             self._check_next, self._details, self._before = True, details, dict
-            self.state = "the next call compares the kernels with ATen operators"
+            self._state = "the next call compares the kernels with ATen operators"
         else:
             self._go_over(details)
 
@@ -353,6 +379,7 @@ class SwappingRun:
 
     def _stay(self, reason: str, *, is_news: bool = True) -> None:
         """Tier 0 goes on for good."""
+        self._tuning = None
         self._events.note("stays on tier 0", reason=reason)
         self._settle(f"stays on ATen operators: {reason}", "given up")
         if is_news and self._events not in _WARNED:
@@ -366,7 +393,7 @@ class SwappingRun:
 
     def _settle(self, state: str, how: str) -> None:
         """Nothing more is to come."""
-        self.state, self._before, self._job = state, None, None
+        self._state, self._before, self._job = state, None, None
         if self._progress is not None:
             self._progress.end(how)
         _UNSETTLED.get(self._events, weakref.WeakSet()).discard(self)

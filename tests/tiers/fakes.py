@@ -84,13 +84,16 @@ def _silu(x: torch.Tensor) -> torch.Tensor:
 
 
 class SlowBackend:
-    """Its kernels are operators; ``ran`` says which of them ran, ``change`` makes them wrong, ``assume`` is told of the inputs."""
+    """Its kernels are operators; ``ran`` says which of them ran, ``change`` makes them wrong, ``assume`` is told of the inputs,
+    ``tell`` of the options of the kernels that run.
+    """
 
     def __init__(self, name: str) -> None:
         self.compiled: list[str] = []
         self.ran: list[str] = []
         self.change: Callable[[list[Any]], list[Any]] = list
         self.assume: Callable[[list[Any]], object] = list
+        self.tell: Callable[[Mapping[str, Any]], object] = dict
         self.error: Exception | None = None
         self.backend = Backend(
             name,
@@ -114,6 +117,7 @@ class SlowBackend:
 
         def kernels(inputs: list[Any]) -> list[Any]:
             self.ran.append(kind)
+            self.tell(options)
             return self.change(run(inputs))
 
         return kernels

@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 import dovetail
-from dovetail.tiers import choice, process
+from dovetail.tiers import choice, contest, process, tuning
 from tests.differential import compare_modules, same
 
 pytestmark = pytest.mark.slow
@@ -125,3 +125,24 @@ def test_a_killed_compiler_leaves_the_operators() -> None:
     eager = make()
     eager.load_state_dict(model.state_dict())
     same(train(eager, 5), train(compiled, 5))
+
+
+def test_variants_of_the_kernels_compete(monkeypatch: pytest.MonkeyPatch, own_cache: Path) -> None:
+    monkeypatch.setattr(contest, "LOOKS", (12,))
+    monkeypatch.setattr(tuning, "SHORTEST", 0.0)
+    every = tuning.VARIANTS["inductor"]
+    monkeypatch.setitem(tuning.VARIANTS, "inductor", lambda graph: every(graph)[:2])
+    for turn in range(2):
+        eager, model = make(), make()
+        compiled = dovetail.compile(model, backend="inductor", fullgraph=True, tune=True)
+        log, step, deadline = dovetail.events_of(compiled), 0, time.monotonic() + 400
+        while log.count("tuned") + log.count("tuned before") < 2 and time.monotonic() < deadline:
+            same(train(eager, step), train(compiled, step), exact=False)
+            step += 1
+            time.sleep(0.01)  # the background has the lowest priority
+            if step == 2:
+                assert dovetail.wait(compiled, 300)
+        compare_modules(eager, model, "model", exact=False)
+        assert (log.count("tuned"), log.count("tuned before")) == ((0, 2) if turn else (2, 0))
+        assert log.count("variant not tried") == 0
+        assert bool(log.count("variant kept") + log.count("variant dropped")) is not bool(turn)

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import weakref
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -33,3 +35,17 @@ def note(fake_mode: Any, generated: Generated) -> None:
 def code_of(fake_mode: Any) -> list[Generated]:
     """The code of the graphs of a capture, in the order in which they were compiled."""
     return list(_BY_CAPTURE.get(fake_mode, ()))
+
+
+@contextlib.contextmanager
+def aside(fake_mode: Any) -> Iterator[list[Generated]]:
+    """What is noted in the block goes to the list that it is given: code that may never be used."""
+    before = _BY_CAPTURE.pop(fake_mode, None)
+    found = _BY_CAPTURE[fake_mode] = []
+    try:
+        yield found
+    finally:
+        if before is None:
+            del _BY_CAPTURE[fake_mode]
+        else:
+            _BY_CAPTURE[fake_mode] = before
