@@ -180,11 +180,14 @@ class Tuning:
         """Have the background compile a graph, and take its kernels; raises what that raises."""
         self._states[graph.kind] = f"{variant.name!r} is compiled"
         job = process.worker().submit(make_job(self._backend.name, [graph]))
+        answer = None
         try:
             while (answer := job.answer()) is None:
                 yield
         finally:
-            job.cancel()
+            # The compiled function is gone. A job that has an answer must not be cancelled: the process may be at another one.
+            if answer is None:
+                job.cancel()
         if answer.status != "compiled":
             raise BackendError(answer.reason)
         with aside(self._fake_mode) as generated:
