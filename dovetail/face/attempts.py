@@ -334,10 +334,10 @@ class Attempts:
     # --- graph breaks and eager ---------------------------------------------------------------------------------------
 
     def _end_graph_at(self, steps: tuple[int, ...], stop: Break) -> Outcome | None:
-        """Plan a graph that ends before this instruction; eager takes the call where none can, or where it was tried."""
+        """Plan a graph that ends before this instruction (step 0: none has run yet); eager takes the call if none can."""
         if self._answers_otherwise(stop):
             return None
-        if self._options.fullgraph or not steps or steps == self._plan:
+        if self._options.fullgraph or not any(steps[-1:]) or steps == self._plan:
             return EagerFromNowOn(stop, self._guards)
         if self._settings.shapes.data_sizes == "keep":
             self._unconfirmed.append(stop)

@@ -842,3 +842,37 @@ def test_a_reason_is_given_that_is_no_error_of_torch(function: Callable[..., Any
             same(function(x()), compiled(x()))
     assert caught
     assert not [item for item in caught if "capture failed" in str(item.message)]
+
+
+def _doubled(a: torch.Tensor) -> torch.Tensor:
+    note(1)
+    return a * 2
+
+
+def _written_through_data(weight: torch.Tensor, a: torch.Tensor) -> torch.Tensor:
+    with torch.no_grad():
+        weight.data.copy_(_doubled(a))
+        twice = weight * 2
+        note(2)
+        return twice + weight
+
+
+def _writing(weight: torch.Tensor, a: torch.Tensor) -> torch.Tensor:
+    return (_written_through_data(weight, a) * weight).sum()
+
+
+def test_a_frame_that_has_not_gone_on_yet_ends_no_graph() -> None:
+    """Two views of one memory cross a break, and the calling frame waits: the rest runs eagerly, at the first attempt."""
+    compiled = dovetail.compile(_writing, backend="aten")
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        for _ in range(3):
+            weights = [torch.ones(2, 3, requires_grad=True) for _ in range(2)]
+            results = [
+                function(weight, x().detach()) for function, weight in zip((_writing, compiled), weights, strict=True)
+            ]
+            for result in results:
+                result.backward()
+            same([results[0], weights[0], weights[0].grad], [results[1], weights[1], weights[1].grad])
+    assert dovetail.events_of(compiled).count("capture") <= 3
+    assert not [item for item in caught if "report this as a bug" in str(item.message)]

@@ -94,9 +94,8 @@ class Calls(TracingInterpreter):
                 check_opaque(self.values, function, item)
             return self.values.wrap(function(*args, **kwargs))
         check_loading(module)
-        if is_user_function(function) or wraps_user_code(function):
-            return self.run_function(function, args, kwargs, direct)
-        if any(handler(function, args, kwargs) for handler in interpreted_rule):
+        is_users = is_user_function(function) or wraps_user_code(function)
+        if is_users or any(handler(function, args, kwargs) for handler in interpreted_rule):
             return self.run_function(function, args, kwargs, direct)
         return self.call_guarded(function, args, kwargs)
 

@@ -51,6 +51,7 @@ from dovetail.frontend.values.leaves import (
     is_bound_builtin,
     is_extension_record,
     is_leaf_value,
+    plain_flag,
     plain_numbers,
 )
 from dovetail.runtime.recipe_builder import interpreted_of, stands_for
@@ -216,7 +217,7 @@ class NativeCalls(TracingInterpreter):
             is_python = any(isinstance(item, (types.FunctionType, staticmethod)) for item in starters)
         else:
             is_python = isinstance(class_attribute(type(value), "__call__")[0], types.FunctionType)
-        return self.trampoline(value) if is_python else self.native_argument(value)
+        return self.trampoline(value) if is_python else self.native_argument(plain_flag(value))
 
     def trampoline(self, function: Any) -> Callable[..., Any]:
 
@@ -268,16 +269,11 @@ class NativeCalls(TracingInterpreter):
         return self.native(function, args, kwargs)
 
     def call_native(self, function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        if not kwargs:
-            number = self.derive(function, args)
-            if number is not NotImplemented:
-                return number
-        keeps_symbols = (
-            function in SYMBOLIC_FUNCTIONS or stores_its_arguments(function) or _sets_attribute(function, args)
-        )
-        if not keeps_symbols and not is_tensor_method(function, args):
-            args = tuple(plain_numbers(item) for item in args)
-            kwargs = {key: plain_numbers(item) for key, item in kwargs.items()}
+        if not kwargs and (number := self.derive(function, args)) is not NotImplemented:
+            return number
+        if not (function in SYMBOLIC_FUNCTIONS or stores_its_arguments(function) or _sets_attribute(function, args)):
+            plain = plain_flag if is_tensor_method(function, args) else plain_numbers
+            args, kwargs = tuple(map(plain, args)), {key: plain(item) for key, item in kwargs.items()}
         if isinstance(function, _UNBOUND_METHODS):
             return self._call_unbound(function, args, kwargs)
         owner = getattr(function, "__self__", None)

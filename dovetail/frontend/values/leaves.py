@@ -13,6 +13,7 @@ import torch
 
 from dovetail.frontend.code.frame import Break
 from dovetail.torch_private import operators as private_operators
+from dovetail.torch_private import sizes as private_sizes
 
 LEAF_TYPES: frozenset[type] = frozenset(
     {
@@ -83,15 +84,19 @@ def is_leaf_value(value: object) -> bool:
     return False
 
 
+_PLAIN = {torch.SymInt: int, torch.SymFloat: float, torch.SymBool: bool}
+
+
+def plain_flag(value: Any) -> Any:
+    """A symbolic truth value as it is in this call: torch takes none for a flag (``training=epoch > 1``). Data's stays."""
+    return bool(value) if type(value) is torch.SymBool and not private_sizes.is_data_number(value) else value
+
+
 def plain_numbers(value: Any) -> Any:
     """Symbolic numbers as they are in this call, in containers too: code that wants plain ones then holds for these only."""
     kind = type(value)
-    if kind is torch.SymInt:
-        return int(value)
-    if kind is torch.SymFloat:
-        return float(value)
-    if kind is torch.SymBool:
-        return bool(value)
+    if kind in _PLAIN:
+        return _PLAIN[kind](value)
     if kind in (tuple, list, torch.Size):
         items = [plain_numbers(item) for item in value]
         return value if all(one is other for one, other in zip(items, value, strict=True)) else kind(items)

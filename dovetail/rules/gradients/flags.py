@@ -18,6 +18,7 @@ from dovetail.frontend.code.frame import Break
 from dovetail.frontend.effects.journal import Effect
 from dovetail.frontend.protocol import TracingInterpreter
 from dovetail.frontend.rules import Arguments, Keywords, attribute_rule, end_rule, method_rule, rule, setter_rule
+from dovetail.frontend.values.leaves import plain_flag
 from dovetail.guards import AttributeSource, Equals
 from dovetail.torch_private import autograd_nodes as private_autograd_nodes
 from dovetail.torch_private import calls as private_calls
@@ -117,10 +118,14 @@ def _read(interpreter: TracingInterpreter, target: Any, name: str) -> Any:
 
 @setter_rule("requires_grad")
 def _write(interpreter: TracingInterpreter, target: torch.Tensor, value: Any) -> Any:
-    traced = interpreter.trace.input_of(target)
-    if traced is None or type(value) is not bool:
-        return _make_leaf(interpreter, target, value)
-    interpreter.state(GradientFlags).set(traced, value)
+    traced, flag = interpreter.trace.input_of(target), plain_flag(value)
+    if traced is not None and type(flag) is bool:
+        interpreter.state(GradientFlags).set(traced, flag)
+        return None
+    _make_leaf(interpreter, target, flag)
+    if traced is not None or flag is value:
+        return NotImplemented
+    target.requires_grad = flag
     return None
 
 

@@ -16,6 +16,7 @@ from dovetail.frontend.code.frame import Break
 from dovetail.frontend.effects.journal import Effect
 from dovetail.frontend.protocol import TracingInterpreter
 from dovetail.frontend.rules import Arguments, Keywords, attribute_rule, end_rule, rule, setter_rule
+from dovetail.frontend.values.leaves import plain_flag
 from dovetail.guards import AttributeSource, ComputedSource, Equals, GradSource, Source
 from dovetail.rules.gradients.apart import Behind, GradientsApart
 from dovetail.rules.gradients.independent_outputs import saves
@@ -180,7 +181,7 @@ class Gradients:
         self._check_freed(roots)
         create = bool(given.get("create_graph", False))
         leaves, apart = self._prepare(roots, inputs, create)
-        retain = given.get("retain_graph")
+        retain = plain_flag(given.get("retain_graph"))
         trace = self._values.trace
         # The graph of autograd, which eager frees, stays: results may have been computed from it whose gradients nobody asks for.
         call: dict[str, Any] = {"create_graph": create, "inputs": inputs}
@@ -203,7 +204,7 @@ class Gradients:
             if traced is not None:
                 self.check_hooks(traced)
         self._check_freed(outputs)
-        retain = given.pop("retain_graph", None)
+        retain = plain_flag(given.pop("retain_graph", None))
         recorder = self._values.trace.recorder
         with recorder.paused():
             result = self._native(torch.autograd.grad, (outputs, inputs, tangents), {**given, "retain_graph": True})

@@ -17,8 +17,10 @@ import torch
 from dovetail.errors import CaptureError
 from dovetail.frontend.protocol import TracingInterpreter
 from dovetail.frontend.rules import Arguments, Keywords, method_rule, rule
+from dovetail.frontend.values.leaves import plain_flag
 from dovetail.rules.sizes.places import check_numbers
 from dovetail.torch_private import sizes as private_sizes
+from dovetail.torch_private.trees import tree_leaves, tree_map
 
 _aten = torch.ops.aten
 # The first argument is the tensor; what they may be given beside it (a memory format, a dtype) is looked at below.
@@ -57,6 +59,8 @@ def make_tensor(interpreter: TracingInterpreter, function: Any, args: tuple[Any,
     }
     shape: list[int] = []
     check_numbers(interpreter, data)
+    if any(type(item) is torch.SymBool for item in tree_leaves(data)):
+        return interpreter.call_native(function, (tree_map(plain_flag, data),), rest)
     numbers = _numbers(data, shape, 0)
     dtype = rest.pop("dtype", None)
     if (
