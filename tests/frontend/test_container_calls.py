@@ -11,6 +11,7 @@ import pytest
 import torch
 
 import dovetail
+from tests.differential import captures, check_calls, clone_inputs, same
 
 MAKERS: dict[str, Callable[[], Any]] = {
     "list": lambda: [3, 1, 3],
@@ -126,3 +127,40 @@ def test_names_are_gathered_from_keys_in_one_graph() -> None:
 
     x, names = dovetail.compile(program, backend="aten", fullgraph=True)(torch.ones(2))
     assert names == ["bias", "weight"] and x.tolist() == [2.0, 2.0]
+
+
+def _unpacked(x: torch.Tensor, group: dict[str, Any]) -> Any:
+    merged = {**group, "lr": 0.5}
+    return x * merged["step"] + merged["weight"], merged
+
+
+def _made_anew(x: torch.Tensor, group: dict[str, Any]) -> Any:
+    copied = dict(group, other=1)
+    del copied["weight"]
+    return x * copied["step"], copied
+
+
+def _written_first(x: torch.Tensor, group: dict[str, Any]) -> Any:
+    group["seen"] = group["step"] * 2
+    group["lr"] = 0.25
+    merged = {**group}
+    return x * merged["seen"] * merged["lr"], list(merged)
+
+
+def _scaled(x: torch.Tensor, step: int = 0, **others: Any) -> Any:
+    return x * step + others["weight"], others["lr"]
+
+
+def _handed_over(x: torch.Tensor, group: dict[str, Any]) -> Any:
+    return _scaled(x, **group)
+
+
+@pytest.mark.parametrize("program", [_unpacked, _made_anew, _written_first, _handed_over])
+def test_a_number_that_changes_is_unpacked_with_its_dictionary(program: Callable[..., Any]) -> None:
+    """``{**group}``, as optimizers write it: the step of a group is another one at each call, and needs no graph of its own."""
+    weight = torch.ones(3)
+    calls = [(torch.ones(2, 3), {"step": number, "lr": 0.1, "weight": weight}) for number in range(8)]
+    compiled = check_calls(program, calls)
+    assert captures(compiled) <= 4
+    in_another_order = (torch.ones(2, 3), {"lr": 0.1, "step": 9, "weight": weight})
+    same(program(*clone_inputs(in_another_order)), compiled(*clone_inputs(in_another_order)))

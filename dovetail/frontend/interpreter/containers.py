@@ -221,8 +221,8 @@ class Containers(TracingInterpreter):
     def items_of(self, mapping: Any) -> dict[Any, Any]:
         """A mapping as a plain dictionary of traced values."""
         if isinstance(mapping, dict) and not _asks_for_keys(mapping):
-            self.values.whole(mapping)
-            return {key: self.values.wrap(dict.__getitem__(mapping, key)) for key in plain_keys(mapping)}
+            self.values.guard_keys(mapping)
+            return {key: self._load_dict_item(mapping, key) for key in plain_keys(mapping)}
         keys = self.drain(self.call(self.load_attribute(mapping, "keys"), (), {}))
         return {key: self.load_item(mapping, key) for key in keys}
 
