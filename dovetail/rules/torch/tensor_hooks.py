@@ -116,6 +116,9 @@ def _register_hook(interpreter: TracingInterpreter, function: Any, args: Argumen
     if len(given) != 2 or not callable(given[1]) or not isinstance(given[0], torch.Tensor):
         return NotImplemented
     trace, tape, (tensor, called) = interpreter.trace, Tape(), given
+    if not interpreter.load_attribute(tensor, "requires_grad"):
+        # Eager's error, where the program calls it: an effect would raise it behind the call.
+        return interpreter.native(function, args, kwargs)
     outside = interpreter.state(HooksOutside)
     if not interpreter.values.in_backward:
         key = outside.place()

@@ -163,3 +163,30 @@ def test_what_no_replay_can_do_again_is_refused(reason: str) -> None:
     (slope,) = torch.autograd.grad(dovetail.compile(function, backend="aten")(x), x, create_graph=True)
     with pytest.raises(HigherOrderGradientError, match=reason):
         torch.autograd.grad(slope.sum(), x)
+
+
+@pytest.mark.parametrize("method", ["register_hook", "register_post_accumulate_grad_hook"])
+def test_a_hook_on_a_tensor_without_gradient_raises_where_it_is_registered(method: str) -> None:
+    """What the program did before is done, and it can catch the error."""
+    outcomes = []
+    for backend in (None, "aten"):
+        log: list[Any] = []
+
+        def program(x: torch.Tensor, catches: bool, log: list[Any] = log) -> torch.Tensor:
+            log.append(catches)
+            try:
+                getattr(x, method)(log.append)
+            except RuntimeError as error:
+                log.append(str(error))
+                if not catches:
+                    raise
+            return x * 2
+
+        run = program if backend is None else dovetail.compile(program, backend=backend)
+        for catches in (False, True, False):
+            try:
+                log.append(run(torch.ones(2), catches).tolist())
+            except RuntimeError as error:
+                log.append(str(error))
+        outcomes.append(log)
+    assert outcomes[0] == outcomes[1]
