@@ -27,15 +27,13 @@ def global_module_hooks() -> dict[str, Any]:
     return {name: getattr(module, name) for name in [f"_global_{kind}_hooks" for kind in kinds]}
 
 
-def is_graph_module_call(module: torch.nn.Module, caller: Any) -> bool:
-    """Whether a call of this graph module is ``torch.nn.Module.__call__`` with better tracebacks and nothing else."""
-    if (
-        not isinstance(module, torch.fx.GraphModule)
-        or getattr(caller, "__qualname__", "").split(".")[-1] != "call_wrapped"
-    ):
-        return False
-    wrapped = getattr(type(module), "_wrapped_call", None)
-    return wrapped is None or getattr(wrapped, "cls_call", None) is None
+def called_by_graph_module(module: torch.nn.Module, caller: Any) -> Any:
+    """The ``__call__`` behind that of a graph module, which gives better tracebacks and nothing else; of others, their own."""
+    name = getattr(caller, "__qualname__", "").split(".")[-1]
+    if not isinstance(module, torch.fx.GraphModule) or name != "call_wrapped":
+        return caller
+    wrapped: Any = type(module)._wrapped_call
+    return wrapped.cls_call or super(wrapped.cls, module).__call__.__func__
 
 
 def no_torch_function() -> Any:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import warnings
 from typing import Any
 
 import functorch
@@ -96,3 +97,31 @@ def test_a_parameter_without_a_shape() -> None:
     compiled = dovetail.compile(program, backend="aten")
     assert compiled() == program()
     assert "capture failed" not in str(dovetail.events_of(compiled))
+
+
+def test_apply_of_a_class_is_code_of_the_program() -> None:
+    """What a custom function writes while torch runs it is not written twice where the graph breaks."""
+    calls = []
+
+    class Doubled(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx: Any, x: torch.Tensor) -> torch.Tensor:
+            calls.append("forward")
+            return x * 2
+
+        @staticmethod
+        def jvp(ctx: Any, tangent: torch.Tensor) -> torch.Tensor:
+            calls.append("jvp")
+            return tangent * 2
+
+    def checked(x: torch.Tensor) -> bool:
+        options = {"check_undefined_grad": False, "check_backward_ad": False, "check_batched_grad": False}
+        return torch.autograd.gradcheck(Doubled.apply, (x,), check_forward_ad=True, **options)
+
+    x = torch.rand(2, dtype=torch.float64, requires_grad=True)
+    assert checked(x)
+    expected, calls = calls, []
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        assert dovetail.compile(checked, backend="aten")(x)
+    assert calls == expected

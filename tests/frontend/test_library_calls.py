@@ -203,3 +203,25 @@ def test_a_thread_local_attribute_is_a_break_in_words() -> None:
     before = getattr(local, "calls", 0)
     assert torch.equal(compiled(torch.ones(2)), torch.ones(2) * 2)
     assert local.calls == before + 1
+
+
+class Counting(torch.fx.GraphModule):
+    """A graph module with a call of its own."""
+
+    calls = 0
+
+    def __call__(self, x: torch.Tensor) -> torch.Tensor:
+        Counting.calls += 1
+        return super().__call__(x) * 2
+
+
+def test_call_of_a_class_of_graph_modules() -> None:
+    """``GraphModule`` puts a call with better tracebacks in front of that of the class."""
+    module = Counting(torch.nn.Module(), torch.fx.Tracer().trace(lambda x: x.sin()))
+    compiled = dovetail.compile(lambda x: module(x), backend="aten", fullgraph=True)
+    x = leaf(3)
+    expected = module(x)
+    same(expected, compiled(x))
+    assert Counting.calls == 2
+    same(expected, compiled(x))
+    assert Counting.calls == 3

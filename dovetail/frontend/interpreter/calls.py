@@ -20,7 +20,7 @@ from dovetail.frontend.interpreter.call_tables import (
 )
 from dovetail.frontend.interpreter.lookup import MISSING, class_attribute, instance_dict
 from dovetail.frontend.interpreter.opaque import check_opaque
-from dovetail.frontend.interpreter.user_code import is_user_function, wraps_user_code
+from dovetail.frontend.interpreter.user_code import calls_user_code
 from dovetail.frontend.protocol import TracingInterpreter
 from dovetail.frontend.rules import (
     Arguments,
@@ -94,8 +94,7 @@ class Calls(TracingInterpreter):
                 check_opaque(self.values, function, item)
             return self.values.wrap(function(*args, **kwargs))
         check_loading(module)
-        is_users = is_user_function(function) or wraps_user_code(function)
-        if is_users or any(handler(function, args, kwargs) for handler in interpreted_rule):
+        if calls_user_code(function) or any(handler(function, args, kwargs) for handler in interpreted_rule):
             return self.run_function(function, args, kwargs, direct)
         return self.call_guarded(function, args, kwargs)
 
@@ -158,7 +157,8 @@ class Calls(TracingInterpreter):
         caller, owner = class_attribute(type(module), "__call__")
         if owner is not None:
             self.guard_class_item(owner, "__call__", caller)
-        if caller is not _MODULE_CALL and not private_calls.is_graph_module_call(module, caller):
+        caller = private_calls.called_by_graph_module(module, caller)
+        if caller is not _MODULE_CALL:
             return self.call(types.MethodType(caller, module), args, kwargs, direct)
         return self.call_plain_module(module, args, kwargs, direct)
 

@@ -32,7 +32,7 @@ from dovetail.frontend.interpreter.containers import HASHING
 from dovetail.frontend.interpreter.lookup import class_attribute
 from dovetail.frontend.interpreter.opaque import check_opaque, check_shown, hides_state
 from dovetail.frontend.interpreter.operators import IN_PLACE
-from dovetail.frontend.interpreter.user_code import is_user_function, wraps_user_code
+from dovetail.frontend.interpreter.user_code import calls_user_code, is_user_function
 from dovetail.frontend.protocol import TracingInterpreter
 from dovetail.frontend.rules import (
     content_of,
@@ -193,7 +193,7 @@ class NativeCalls(TracingInterpreter):
         kind = type(value)
         function = value.__func__ if kind is types.MethodType else value
         if type(function) is types.FunctionType:
-            return self.trampoline(value) if is_user_function(function) or wraps_user_code(function) else value
+            return self.trampoline(value) if calls_user_code(value) else value
         if kind is functools.partial:
             return self.trampoline(value)
         if kind is types.BuiltinFunctionType:

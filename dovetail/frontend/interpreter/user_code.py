@@ -21,21 +21,21 @@ def is_user_function(function: types.FunctionType) -> bool:
     return not runs_natively(function.__globals__.get("__name__") or "")
 
 
-def wraps_user_code(function: types.FunctionType, seen: frozenset[int] = frozenset()) -> bool:
-    """Whether a decorator of torch's (``torch.autocast(...)``) wraps a function that must be interpreted."""
-    if interpreted_of(function) is not function or id(function) in seen:
+def calls_user_code(value: Any, seen: frozenset[int] = frozenset()) -> bool:
+    """Whether a call must be interpreted: of user code, a wrapper of it (``torch.autocast(...)``), the ``apply`` of a class."""
+    if type(value) is types.MethodType:
+        if isinstance(value.__self__, type) and not runs_natively(value.__self__.__module__):
+            return True
+        value = value.__func__
+    if type(value) is not types.FunctionType:
+        return isinstance(value, torch.nn.Module) or is_user_callable(value)
+    if is_user_function(value):
+        return True
+    if interpreted_of(value) is not value or id(value) in seen:
         return False
     # A decorated function may hold itself in a cell, as that of ``Tensor.__rsub__`` does.
-    seen |= {id(function)}
-    for cell in function.__closure__ or ():
-        inside = cell.cell_contents if is_bound(cell) else None
-        inside = inside.__func__ if type(inside) is types.MethodType else inside
-        if type(inside) is types.FunctionType:
-            if is_user_function(inside) or wraps_user_code(inside, seen):
-                return True
-        elif isinstance(inside, torch.nn.Module) or is_user_callable(inside):
-            return True
-    return False
+    seen |= {id(value)}
+    return any(calls_user_code(cell.cell_contents, seen) for cell in value.__closure__ or () if is_bound(cell))
 
 
 def is_user_callable(value: Any) -> bool:

@@ -15,7 +15,7 @@ import torch
 from dovetail.frontend.code.frame import Break
 from dovetail.frontend.effects.journal import Effect
 from dovetail.frontend.protocol import TracingInterpreter
-from dovetail.frontend.rules import Arguments, Keywords, attribute_rule, end_rule, rule, setter_rule
+from dovetail.frontend.rules import Arguments, Keywords, attribute_rule, end_rule, kind_of, rule, setter_rule
 from dovetail.frontend.values.leaves import plain_flag
 from dovetail.guards import AttributeSource, ComputedSource, Equals, GradSource, Source
 from dovetail.rules.gradients.apart import Behind, GradientsApart
@@ -83,6 +83,8 @@ class Gradients:
         """``tensor.grad = value`` on an input."""
         if not traced.real.is_leaf:
             raise Break(".grad of a tensor that is no leaf is set", "set it outside of the compiled function")
+        if kind_of(value) is not None:
+            raise Break("a sparse or jagged tensor becomes a .grad", "set it outside of the compiled function")
         if value is not None and not isinstance(value, torch.Tensor):
             raise TypeError(f"assigned grad expected to be a Tensor or None but got {type(value).__name__}")
         self._begin(traced)
@@ -133,6 +135,10 @@ class Gradients:
             before = real.grad if real.is_leaf else None
         if before is not None:
             value = self._values.read(before, GradSource(guards.tensor_source(traced.index)))
+            # A tensor may have been given another size since its gradient was set (``resize_``, ``set_``).
+            if kind_of(value) is not None or before.shape != real.shape:
+                what = f"the .grad of {guards.tensor_source(traced.index).name} is sparse, jagged or of another size"
+                raise Break(what, "read it outside of the compiled function")
             # Set under the trace's modes, so that the program tape has it too.
             traced.leaf.grad = value
         else:

@@ -421,3 +421,27 @@ def test_gradient_of_an_input_is_kept_by_the_caller() -> None:
         assert first is x.grad
         assert f(x) is first
         assert torch.equal(x.grad, 2 * x.cos())
+
+
+def test_gradient_of_another_size() -> None:
+    """A parameter that was resized after its gradient was set: the old one can be dropped, as in eager."""
+
+    def step(weight: torch.Tensor) -> Any:
+        try:
+            weight.grad = None
+        except RuntimeError as error:
+            return error
+        (weight * 3).sum().backward()
+        return weight.grad
+
+    results = []
+    for function in (step, dovetail.compile(step, backend="aten")):
+        weight = torch.ones(4, requires_grad=True)
+        weight.sum().backward()
+        with torch.no_grad():
+            weight.set_(weight[1:])
+        with warnings.catch_warnings():
+            # torch says that this is going to be an error once.
+            warnings.simplefilter("ignore")
+            results.append(function(weight))
+    same(*results)

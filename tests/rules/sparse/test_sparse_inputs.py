@@ -342,3 +342,31 @@ def test_a_step_that_writes_to_parameters_is_one_graph_beside_a_sparse_input() -
 
     compiled = trained(lambda step: dovetail.compile(step, backend="aten", fullgraph=True))
     assert same(compiled, trained(lambda step: step))
+
+
+def test_sparse_gradients_are_read_and_set() -> None:
+    """A sparse ``.grad`` of an input breaks the graph; the program saw a TypeError of the capture."""
+
+    def read(weight: torch.Tensor, gradient: torch.Tensor) -> Any:
+        try:
+            return weight.grad
+        except TypeError as error:
+            return error
+
+    def write(weight: torch.Tensor, gradient: torch.Tensor) -> Any:
+        try:
+            weight.grad = gradient
+        except TypeError as error:
+            return error
+        weight.backward(torch.ones(4, 4, dtype=torch.float64))
+        return weight.grad
+
+    for function in (read, write):
+        results = []
+        for one in (function, dovetail.compile(function, backend="aten")):
+            weight = torch.ones(4, 4, dtype=torch.float64, requires_grad=True)
+            weight.grad = made(torch.sparse_coo, requires_grad=False)
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore")
+                results.append(one(weight, made(torch.sparse_coo, requires_grad=False, seed=1)))
+        assert same(*map(dense, results))
