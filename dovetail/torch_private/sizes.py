@@ -29,8 +29,9 @@ from torch.utils._sympy.value_ranges import ValueRanges
 
 
 def is_symbolic(value: object) -> bool:
-    """Whether a number of a fake tensor is no plain Python number."""
-    return isinstance(value, (torch.SymInt, torch.SymFloat, torch.SymBool))
+    """Whether a number of a fake tensor is no plain Python number; the ragged size of a jagged tensor is the program's own."""
+    is_wrapped = isinstance(value, (torch.SymInt, torch.SymFloat, torch.SymBool))
+    return is_wrapped and (value.node.is_symbolic() or not value.node.is_nested_int())
 
 
 def has_symbols(value: object) -> bool:

@@ -71,7 +71,8 @@ _STATE = frozenset(
 def _attribute(value: SparseValue, name: str) -> Any:
     """``value.name`` for what is guarded of a sparse tensor, or a method of it."""
     method = inspect.getattr_static(type(value.example), name, None)
-    if isinstance(method, (types.MethodDescriptorType, types.FunctionType)):
+    # A jagged tensor has attributes of its own with names of methods (``_values``).
+    if name not in vars(value.example) and isinstance(method, (types.MethodDescriptorType, types.FunctionType)):
         return functools.partial(method, value)
     if name not in _FACTS:
         raise Break(

@@ -97,3 +97,34 @@ def test_as_eager_or_refused(program: Any) -> None:
                     continue
                 found.append([numbers(result), *map(numbers, gradients)])
             assert len(found) == 1 or all(torch.equal(one, other) for one, other in zip(*found, strict=True))
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_attributes_with_names_of_methods() -> None:
+    """``_values`` is a tensor of a jagged tensor, and a method of a sparse one."""
+    x = made([2, 3], requires_grad=False)
+    compiled = dovetail.compile(lambda x: type(x._values).__name__, backend="aten")
+    assert compiled(x) == "Tensor"
+
+
+def _raises(size: Any, x: torch.Tensor) -> Any:
+    try:
+        return int(size)
+    except AttributeError as error:
+        return type(error)
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize(
+    "program",
+    [
+        lambda size, x: (isinstance(size, torch.SymInt), isinstance(size, int), x * 2),
+        lambda size, x: (type(size), x * 2),
+        lambda size, x: (str(size), x * 2),
+        lambda size, x: (size == size, size >= 2, x * 2),
+        _raises,
+    ],
+)
+def test_a_ragged_size_is_a_value_of_the_program(program: Any) -> None:
+    size, x = made([2, 3]).shape[1], torch.ones(2)
+    assert str(dovetail.compile(program, backend="aten")(size, x)) == str(program(size, x))
