@@ -87,3 +87,13 @@ def _enter_mode(interpreter: TracingInterpreter, args: Arguments, kwargs: Keywor
         raise Break(f"{kind.__qualname__}, a torch {what} mode, is entered", "enter it outside", resumable=False)
     enter = private_tracing.TorchDispatchMode.__enter__ if dispatches else private_libraries.enter_function_mode
     return interpreter.native(enter, args, kwargs)
+
+
+@rule(
+    private_tracing.FakeTensorMode.__enter__,
+    private_tracing.FunctionalTensorMode.__enter__,
+    private_tracing.ProxyTorchDispatchMode.__enter__,
+)
+def _enter_tracing_mode(interpreter: TracingInterpreter, args: Arguments, kwargs: Keywords) -> Any:
+    """A mode of the kinds that a capture is made of: it would take the place of the capture's own."""
+    raise Break(f"{type(args[0]).__qualname__} is entered", "enter it outside", resumable=False)
