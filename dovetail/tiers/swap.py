@@ -215,6 +215,7 @@ class SwappingRun:
                 self._state, self._tuning = self.state, None
         finally:
             compile_lock.release()
+        tuning.let_it_work()
 
     def _count_calls(self) -> None:
         self._calls += 1

@@ -89,6 +89,7 @@ class Tuning:
         self._fake_mode = fake_mode
         self._events = events
         self._states: dict[str, str] = {}
+        self._jobs: list[process.Job] = []
         keys = [_key_of(item, backend) for item in graphs]
         self._plans = [
             self._plan(item, key)
@@ -108,6 +109,13 @@ class Tuning:
         """Go on with each plan as far as is possible without waiting; the compile lock is held."""
         if not torch.are_deterministic_algorithms_enabled():
             self._plans = [plan for plan in self._plans if next(plan, self) is not self]
+
+    def let_it_work(self) -> None:
+        """Leave the cores to the background for a while, where it compiles a variant: beside a program that takes all of them, each
+        variant took half a minute.
+        """
+        for job in self._jobs[:1]:
+            job.let_it_work()
 
     def _recall(self, graph: LaterGraph, key: str) -> bool:
         """Give a graph the settings that an earlier process has found for it; whether one has."""
@@ -181,10 +189,12 @@ class Tuning:
         self._states[graph.kind] = f"{variant.name!r} is compiled"
         job = process.worker().submit(make_job(self._backend.name, [graph]))
         answer = None
+        self._jobs.append(job)
         try:
             while (answer := job.answer()) is None:
                 yield
         finally:
+            self._jobs.remove(job)
             # The compiled function is gone. A job that has an answer must not be cancelled: the process may be at another one.
             if answer is None:
                 job.cancel()
