@@ -169,6 +169,12 @@ class _Description:
                 where=self._trace.locate(),
                 advice="return a clone of it",
             )
+        if value._base is base and base.requires_grad and private_tensors.leads_past(value, base):
+            raise CaptureError(
+                "a view of a view that was made under torch.no_grad() is returned: its gradient goes to the latter",
+                where=self._trace.locate(),
+                advice="return a clone of it",
+            )
         shares_history = value._base is not None and (value._base is base or value._base is base._base)
         if value.grad_fn is not None and not shares_history:
             raise CaptureError(

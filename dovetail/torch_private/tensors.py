@@ -100,6 +100,16 @@ def is_view_of_custom_function(view: torch.Tensor) -> bool:
     return False
 
 
+def leads_past(view: torch.Tensor, base: torch.Tensor) -> bool:
+    """Whether a view's gradient does not come to its base: between them is a view that was made without recording."""
+    node, end = view.grad_fn, base.grad_fn
+    while node is not None and node is not end:
+        if not node.next_functions:
+            return False
+        node = node.next_functions[0][0]
+    return node is None and view.grad_fn is not None
+
+
 def mark_as_view_of_custom_function(view: torch.Tensor) -> None:
     """Mark a view as returned by a custom ``autograd.Function``: a write to it then raises autograd's error."""
     _autograd._set_creation_meta(view, _autograd.CreationMeta.IN_CUSTOM_FUNCTION)

@@ -196,3 +196,21 @@ def test_not_exported(tmp_path) -> None:
     joint = dovetail.capture(_view_from_after, (_plain(),))
     with pytest.raises(ArtefactError, match="in place"):
         joint.export(tmp_path / "artefact")
+
+
+def test_a_view_of_a_view_made_without_recording_gives_its_gradient_to_the_latter() -> None:
+    def program(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        with torch.no_grad():
+            view = x.view(4, 3)
+        return view.t(), view
+
+    grads = []
+    for run in (program, dovetail.compile(program, backend="aten")):
+        x = torch.ones(3, 4, requires_grad=True)
+        for _ in range(2):
+            result, view = run(x)
+            result.sum().backward()
+            grads.append(
+                (x.grad, None if view.grad is None else view.grad.tolist(), view.requires_grad, result.requires_grad)
+            )
+    assert grads[:2] == grads[2:]
