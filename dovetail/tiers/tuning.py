@@ -90,12 +90,13 @@ class Tuning:
         self._events = events
         self._states: dict[str, str] = {}
         self._jobs: list[process.Job] = []
-        keys = [_key_of(item, backend) for item in graphs]
-        self._plans = [
-            self._plan(item, key)
-            for item, key in zip(graphs, keys, strict=True)
-            if key is not None and not self._recall(item, key)
-        ]
+        self._plans: list[Iterator[None]] = []
+        for item in graphs:
+            key = _key_of(item, backend)
+            if key is None:
+                self._end(item, "not tuned", "its sizes change, or it cannot be written down")
+            elif not self._recall(item, key):
+                self._plans.append(self._plan(item, key))
 
     @property
     def is_done(self) -> bool:

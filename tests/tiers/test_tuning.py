@@ -170,6 +170,7 @@ def test_sizes_that_change_are_not_tuned(tuned: Tuned) -> None:
     for size in (4, 5, 6):
         tuned.train(60, COMPILED, size=size)
     assert tuned.notes("variant kept", "variant dropped") == []
+    assert ("forward", "its sizes change, or it cannot be written down") in tuned.notes("not tuned")
 
 
 def test_a_model_that_is_gone_asks_for_nothing_more(tuned: Tuned) -> None:
