@@ -292,11 +292,14 @@ class DifferentiableGraph:
     def backward(self, ctx: Any, gradients: Gradients) -> Gradients:
         """One gradient for each edge of the node."""
         call: Call = ctx.call
+        tangents = [gradients[index] for index in self._differentiable]
+        defined = tuple([tangent is not None for tangent in tangents])
+        if not any(defined) and call.direct is None:
+            # Eager's backward comes to none of these nodes: it checks nothing, and frees nothing.
+            return self.to_edges(self._backward(defined)([]))
         check_unchanged(call.origins)
         if call.reads is not None:
             call.reads.check()
-        tangents = [gradients[index] for index in self._differentiable]
-        defined = tuple([tangent is not None for tangent in tangents])
         if torch.is_grad_enabled():
             compute = self._with_derivative
         elif self._differs(defined):

@@ -236,12 +236,9 @@ class Frame:
         first, *following = self.decoded.instructions[entry.target :]
         if first.opname != "PUSH_EXC_INFO":
             return False
-        for item in following:
-            if item.opname in ("CHECK_EXC_MATCH", "CHECK_EG_MATCH", "POP_TOP"):
-                return True
-            if not item.opname.startswith(("LOAD_", "BUILD_", "COPY", "SWAP", "PUSH_NULL", "NOP")):
-                return False
-        return False
+        preparing = ("LOAD_", "BUILD_", "COPY", "SWAP", "PUSH_NULL", "NOP")
+        deciding = next((item.opname for item in following if not item.opname.startswith(preparing)), "")
+        return deciding in ("CHECK_EXC_MATCH", "CHECK_EG_MATCH", "POP_TOP")
 
     def enter_handler(self, entry: ExceptionEntry, error: BaseException) -> None:
         """Go to a handler: the stack is cut to its depth and the exception pushed."""

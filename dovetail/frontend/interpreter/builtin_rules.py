@@ -54,11 +54,7 @@ def _isinstance(interpreter: TracingInterpreter, args: Arguments, kwargs: Keywor
             return bool(interpreter.call(getattr, (value, "_is_buffer", False), {}))
         if (traced := interpreter.values.trace.input_of(value)) is not None:
             return isinstance(traced.real, kinds)
-        if kinds is torch.Tensor:
-            return True
-        return (
-            isinstance(torch.empty(0), kinds) if kinds is not torch.nn.Parameter else getattr(value, "_is_param", False)
-        )
+        return getattr(value, "_is_param", False) if kinds is torch.nn.Parameter else isinstance(torch.empty(0), kinds)
     check = own_check(kinds, "__instancecheck__")
     if check is not None and type(value) is not kinds:
         return bool(interpreter.truth(interpreter.call(check, (kinds, value), {})))
@@ -95,8 +91,7 @@ def _type(interpreter: TracingInterpreter, args: Arguments, kwargs: Keywords) ->
     if stands_for is not None:
         return type(stands_for.example(interpreter.values, args[0]))
     if isinstance(args[0], torch.Tensor):
-        traced = interpreter.values.trace.input_of(args[0])
-        if traced is not None:
+        if (traced := interpreter.values.trace.input_of(args[0])) is not None:
             return type(traced.real)
         return torch.nn.Parameter if getattr(args[0], "_is_param", False) else torch.Tensor
     return types.GeneratorType if type(args[0]) is InterpretedGenerator else type(args[0])

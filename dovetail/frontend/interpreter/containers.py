@@ -165,8 +165,10 @@ class Containers(TracingInterpreter):
         is_old = self.values.source_of(value) is not None
         if isinstance(value, CONTAINERS):
             for handler in operator_rule.get(iter, ()):
-                handler(self, iter, (value,))
-            self.values.whole(value)
+                if (items := handler(self, iter, (value,))) is not NotImplemented:
+                    return items
+            guard: Any = self.values.guard_keys if isinstance(value, dict) else self.values.whole
+            guard(value)
         elif isinstance(value, Iterator) and is_old:
             raise Break("an iterator that existed before the call is advanced", "hand over a list instead")
         elif method is None or not hasattr(kind, "__iter__"):

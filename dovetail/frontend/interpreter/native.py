@@ -271,6 +271,9 @@ class NativeCalls(TracingInterpreter):
     def call_native(self, function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         if not kwargs and (number := self.derive(function, args)) is not NotImplemented:
             return number
+        reason = IMPURE_BUILTINS.get(function) if isinstance(function, types.BuiltinFunctionType) else None
+        if reason is not None:
+            raise Break(reason, "do this outside of the compiled function", is_clean=True)
         if not (function in SYMBOLIC_FUNCTIONS or stores_its_arguments(function) or _sets_attribute(function, args)):
             plain = plain_flag if is_tensor_method(function, args) else plain_numbers
             args, kwargs = tuple(map(plain, args)), {key: plain(item) for key, item in kwargs.items()}
@@ -279,6 +282,9 @@ class NativeCalls(TracingInterpreter):
         owner = getattr(function, "__self__", None)
         if isinstance(owner, torch.Tensor):
             return self.call_torch(function, args, kwargs)
+        known = rule.get(class_attribute(type(owner), function.__name__)[0]) if isinstance(owner, dict) else None
+        if known is not None:
+            return known(self, (owner, *args), kwargs)
         if isinstance(owner, (list, dict, set)) or (type(owner) is deque and function.__name__ not in SEARCHES):
             return self.call_container_method(owner, function, args, kwargs)
         if isinstance(owner, types.GeneratorType):
@@ -359,9 +365,6 @@ class NativeCalls(TracingInterpreter):
         known = next(filter(None, (rule.get(class_attribute(kind, function.__name__)[0]) for kind in kinds)), None)
         if known is not None:
             return known(self, (owner, *args), kwargs)
-        reason = IMPURE_BUILTINS.get(function) if isinstance(function, types.BuiltinFunctionType) else None
-        if reason is not None:
-            raise Break(reason, "do this outside of the compiled function", is_clean=True)
         module = getattr(function, "__module__", None)
         if module is not None and (module == "torch" or module.startswith("torch.")):
             return self.call_guarded(function, args, kwargs)

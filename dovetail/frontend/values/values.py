@@ -379,14 +379,13 @@ class Values:
             return
         # Items that the program wrote need no guard; the items of before decide what the writes lead to.
         before = self.journal.before(container)
+        if isinstance(container, dict):
+            self.guard_keys(container)
         self._whole.add(id(container))
         if isinstance(container, (list, tuple, deque)):
             self.read_items(container, source, before, None if but is None else but % max(plain_length(before), 1))
         elif isinstance(container, dict):
-            keys = tuple(plain_keys(before))
-            self.guard(source, DictKeys(keys), f"{source.name} was gone through")
-            self._hold(keys)
-            for key in keys:
+            for key in tuple(plain_keys(before)):
                 self.read(dict.__getitem__(before, key), ItemSource(source, key), plain=True)
         elif isinstance(container, (set, frozenset)):
             items = tuple(plain_items(before))

@@ -18,7 +18,6 @@ from dovetail.frontend.protocol import TracingInterpreter
 from dovetail.frontend.rules import STAND_INS, Arguments, Keywords, operator_rule, rule
 from dovetail.guards.reading import plain_items, plain_keys
 from dovetail.rules.python.iterators import called_for_items
-from dovetail.rules.sizes.places import check_numbers
 from dovetail.torch_private import sizes as private_sizes
 from dovetail.torch_private import tracing as private_tracing
 
@@ -30,23 +29,10 @@ def _sequence(kind: Any) -> Any:
     def handler(interpreter: TracingInterpreter, args: Arguments, kwargs: Keywords) -> Any:
         if kind in (tuple, frozenset) and args and type(args[0]) is kind:
             return args[0]
-        items = _numbers_that_change(interpreter, args[0]) if args and kind in (list, tuple) else None
-        if items is None:
-            items = interpreter.drain(args[0], is_hinted=kind in _ASK_FOR_THE_LENGTH) if args else []
+        items = interpreter.drain(args[0], is_hinted=kind in _ASK_FOR_THE_LENGTH) if args else []
         return kind(map(interpreter.as_key, items)) if issubclass(kind, (set, frozenset)) else kind(items)
 
     return handler
-
-
-def _numbers_that_change(interpreter: TracingInterpreter, given: Any) -> list[Any] | None:
-    """The items of a list or tuple of numbers of which some change from call to call; None for all else."""
-    if type(given) not in (list, tuple) or not given or not all(type(item) in (int, float) for item in given):
-        return None
-    items = [interpreter.load_item(given, position) for position in range(len(given))]
-    if not any(map(private_sizes.is_symbolic, items)):
-        return None
-    interpreter.guard_length(given)
-    return items
 
 
 for _kind in (list, tuple, set, frozenset):
@@ -104,20 +90,11 @@ _any_or_all(any)
 _any_or_all(all)
 
 
-def _numbers_of(interpreter: TracingInterpreter, value: Any) -> list[Any] | None:
-    """The items of a list of floats that existed before, read one by one: some may change from call to call."""
-    if type(value) not in (list, tuple, deque) or not any(type(item) is float for item in value):
-        return None
-    check_numbers(interpreter, value)
-    interpreter.guard_length(value)
-    return [interpreter.load_item(value, place) for place in range(len(value))]
-
-
 @rule(sum)
 def _sum(interpreter: TracingInterpreter, args: Arguments, kwargs: Keywords) -> Any:
     if not 0 < len(args) < 3 or not kwargs.keys() <= {"start"}:
         return interpreter.call_native(sum, args, kwargs)
-    items: list[Any] = _numbers_of(interpreter, args[0]) or interpreter.drain(args[0])
+    items: list[Any] = interpreter.drain(args[0])
     total: Any = args[1] if len(args) > 1 else kwargs.get("start", 0)
     if not callback_codes((total, *items)) and not any(type(item) is torch.SymFloat for item in items):
         return _run(interpreter, sum, (items, total), {})

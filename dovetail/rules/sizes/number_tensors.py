@@ -59,6 +59,8 @@ def make_tensor(interpreter: TracingInterpreter, function: Any, args: tuple[Any,
     }
     shape: list[int] = []
     check_numbers(interpreter, data)
+    if type(data) in (list, tuple) and any(map(private_sizes.is_symbolic, read := interpreter.drain(data))):
+        data = read
     if any(type(item) is torch.SymBool for item in tree_leaves(data)):
         return interpreter.call_native(function, (tree_map(plain_flag, data),), rest)
     numbers = _numbers(data, shape, 0)

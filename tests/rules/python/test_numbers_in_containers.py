@@ -1,0 +1,217 @@
+"""Loops over dictionaries and lists of numbers that change from call to call: no graph for each number, and eager's results."""
+
+from __future__ import annotations
+
+from collections import OrderedDict, defaultdict, deque
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+
+import dovetail
+from tests.differential import clone_inputs, entries_of, same
+
+pytestmark = pytest.mark.usefixtures("quiet")
+Tensor = torch.Tensor
+CALLS = 6
+
+
+def items(x: Tensor, state: Any) -> Any:
+    for place, (_, value) in enumerate(state.items()):
+        x = x * value + place
+    return x
+
+
+def averages(x: Tensor, state: Any) -> Any:
+    for key in state:
+        state[key] = state[key] * 0.9 + 0.1
+    return x * state["a"]
+
+
+def averages_of_items(x: Tensor, state: Any) -> Any:
+    for key, value in state.items():
+        state[key] = value * 0.9 + 0.1
+    return x * state["a"]
+
+
+def a_later_one_is_written(x: Tensor, state: Any) -> Any:
+    for value in state.values():
+        x = x + value
+        state["b"] = state["b"] + 1.0
+    return x
+
+
+def comprehension(x: Tensor, state: Any) -> Any:
+    doubled = {key: value * 2 for key, value in state.items()}
+    return x * doubled["a"] + doubled["b"]
+
+
+def sums(x: Tensor, state: Any) -> Any:
+    return x * sum(state.values()), max(state.values()), sorted(state.items()), list(state.values())
+
+
+def unpacked(x: Tensor, state: Any) -> Any:
+    first, second = state.values()
+    return x * first + second, (*state.values(), 1)
+
+
+def early_end(x: Tensor, state: Any) -> Any:
+    for value in state.values():
+        if value > 1.7:
+            return x * 2
+        x = x + value
+    return x
+
+
+def graph_break_inside(x: Tensor, state: Any) -> Any:
+    for value in state.values():
+        x = x + value
+        torch._dynamo.graph_break()
+        x = x * value
+    return x
+
+
+def largest(x: Tensor, state: Any) -> Any:
+    return x, sorted(state, key=state.get), max(state, key=lambda key: state[key])
+
+
+def copies(x: Tensor, state: Any) -> Any:
+    copy, other = state.copy(), {"c": 1}
+    other.update(state)
+    return x * copy["a"] * other["b"], type(copy), {"d": 1, **state}
+
+
+def merged(x: Tensor, state: Any) -> Any:
+    both = {"c": 2.5}
+    both |= state
+    return x * (dict(state) | both)["a"]
+
+
+SAME_GRAPH = (
+    *(items, averages, averages_of_items, a_later_one_is_written, comprehension, sums, unpacked, early_end),
+    *(graph_break_inside, largest),
+)
+
+
+def as_view(x: Tensor, state: Any) -> Any:
+    view = state.values()
+    state["a"] = state["a"] + 1
+    return x, sum(view), len(view), 2.0 in state.values(), next(iter(state.items()))
+
+
+def grows_inside(x: Tensor, state: Any) -> Any:
+    try:
+        for key, value in state.items():
+            state[key + "z"] = value
+    except RuntimeError as error:
+        del state["az"]
+        return x, str(error)
+
+
+def texts(x: Tensor, state: Any) -> Any:
+    return x, str(dict(state)), f"{state['a']}", list(map(state.get, state))
+
+
+def run(function: Callable[..., Any], make: Callable[[], Any]) -> list[Any]:
+    state, found = make(), []
+    for call in range(CALLS):
+        found.append((function(torch.arange(3.0), state), dict(state)))
+        state["a"] += 0.25
+        state["b"] += 3 * (call == CALLS // 2)
+    return clone_inputs(found)
+
+
+KINDS = {
+    "dict": lambda: {"a": 1.5, "b": 0.5},
+    "whole numbers": lambda: {"a": 3, "b": 5.0},
+    "ordered": lambda: OrderedDict(a=1.5, b=0.5),
+    "default": lambda: defaultdict(float, a=1.5, b=0.5),
+}
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("function", SAME_GRAPH)
+def test_dictionaries(function: Callable[..., Any], kind: str) -> None:
+    compiled = dovetail.compile(function, backend="aten")
+    same(run(function, KINDS[kind]), run(compiled, KINDS[kind]))
+    # The first capture, one in which "a" is a symbol, one in which "b" is one as well, and another for whole numbers.
+    assert entries_of(compiled) <= 4
+
+
+@pytest.mark.parametrize("function", [copies, merged])
+def test_copies(function: Callable[..., Any]) -> None:
+    compiled = dovetail.compile(function, backend="aten")
+    same(run(function, KINDS["dict"]), run(compiled, KINDS["dict"]))
+    assert entries_of(compiled) <= 4
+
+
+@pytest.mark.parametrize("kind", ["dict", "ordered"])
+@pytest.mark.parametrize("function", [as_view, grows_inside, texts])
+def test_what_needs_the_numbers_stays_right(function: Callable[..., Any], kind: str) -> None:
+    compiled = dovetail.compile(function, backend="aten")
+    same(run(function, KINDS[kind]), run(compiled, KINDS[kind]))
+
+
+def in_a_loop(x: Tensor, numbers: Any) -> Any:
+    for value in numbers:
+        x = x * value
+    return x
+
+
+def counted(x: Tensor, numbers: Any) -> Any:
+    for place, value in enumerate(numbers):
+        x = x + value * place
+    return x
+
+
+def appended_inside(x: Tensor, numbers: Any) -> Any:
+    for value in numbers:
+        x = x + value
+        if len(numbers) < 5:
+            numbers.append(value + 1)
+    del numbers[3:]
+    return x
+
+
+def as_tensor(x: Tensor, numbers: Any) -> Any:
+    return x * torch.tensor(numbers)[0]
+
+
+@pytest.mark.parametrize("function", [in_a_loop, counted, as_tensor, appended_inside])
+def test_lists(function: Callable[..., Any]) -> None:
+    compiled = dovetail.compile(function, backend="aten")
+    mine, others = [1.5, 0.5, 2.0], [1.5, 0.5, 2.0]
+    for _ in range(CALLS):
+        x = torch.arange(3.0)
+        same(function(x, mine), compiled(x, others))
+        same(mine, others)
+        mine[0] += 0.25
+        others[0] += 0.25
+    # A part of the list is deleted at the end of the last one, which reads all items.
+    assert entries_of(compiled) <= (CALLS if function is appended_inside else 3)
+
+
+def sum_of_a_history(x: Tensor, numbers: Any) -> Any:
+    numbers.append(numbers[-1] + 0.5)
+    return x * sum(numbers) / len(numbers)
+
+
+def written_inside(x: Tensor, numbers: Any) -> Any:
+    try:
+        for value in numbers:
+            x = x * value
+            numbers.append(value)
+    except RuntimeError as error:
+        return x, str(error)
+
+
+@pytest.mark.parametrize("function", [in_a_loop, sum_of_a_history, written_inside])
+def test_deques(function: Callable[..., Any]) -> None:
+    compiled = dovetail.compile(function, backend="aten")
+    mine, others = deque([1.5, 0.5, 2.0], maxlen=3), deque([1.5, 0.5, 2.0], maxlen=3)
+    for call in range(CALLS):
+        same(function(torch.arange(3.0), mine), compiled(torch.arange(3.0), others))
+        same(list(mine), list(others))
+        mine[1] = others[1] = call + 0.25
+    assert function is not in_a_loop or entries_of(compiled) <= 4
