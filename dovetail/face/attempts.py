@@ -37,7 +37,7 @@ from dovetail.frontend.code.frame import Break, LockTaken
 from dovetail.guards import GuardSet
 from dovetail.runtime.entry import Entry
 from dovetail.torch_private import state as private_state
-from dovetail.trace import CaptureSettings, Findings, Retry
+from dovetail.trace import CaptureSettings, Findings, Retry, overrides
 from dovetail.trace.settings import GRAPH_BREAKS, RECOMPUTES, SAYS_COMPILING, SAYS_EAGER
 
 # An attempt is begun anew at each graph break, with the place to stop known. A program that needs more is not deterministic.
@@ -232,7 +232,7 @@ class Attempts:
         # A program tape has no symbols, so a backend that runs the program gets none.
         allows_symbols = backend.takes_symbolic_shapes and not backend.takes_program
         shapes = known.changes.shapes(dynamic, allows_symbols, *self._call[1:])
-        if backend.data_sizes:
+        if backend.data_sizes and overrides.DATA_SIZES:
             # A part that needed such sizes once most likely needs them again: a step that reads the optimizer's counts, say.
             shapes = dataclasses.replace(shapes, data_sizes="keep" if known.needs_data_sizes else "ask")
         given_up = {GRAPH_BREAKS} if options.fullgraph else set()

@@ -210,11 +210,7 @@ def _written_comparison(writer: Writer, value: Any, variable: str) -> str:
     if (kind is tuple or kind is torch.Size) and len(value) <= _INLINED_ITEMS:
         items = [_written_comparison(writer, item, f"{variable}[{position}]") for position, item in enumerate(value)]
         return " and ".join([same_type, f"len({variable}) == {len(value)}", *items])
-    return f"{writer.constant(_has_key, 'has_key_')}({variable}, {writer.constant(constant_key(value), 'key_')})"
-
-
-def _has_key(value: Any, key: tuple[Any, ...]) -> bool:
-    return constant_key(value) == key
+    return f"{writer.constant(constant_key, 'key_of_')}({variable}) == {writer.constant(constant_key(value), 'key_')}"
 
 
 @dataclass(frozen=True)

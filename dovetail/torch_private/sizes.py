@@ -176,6 +176,22 @@ def is_made_of_data_float(value: Any) -> bool:
     )
 
 
+def is_settled(value: torch.SymInt | torch.SymFloat | torch.SymBool) -> bool:
+    """Whether the truth of a symbolic number is the same whatever its symbols stand for."""
+    truth = value if isinstance(value, torch.SymBool) else value != 0
+    return isinstance(truth, bool) or truth.node.shape_env._maybe_evaluate_static(truth.node.expr) is not None
+
+
+def assume_usual_sizes(environment: ShapeEnv, question: Any) -> bool:
+    """Assume of the sizes made of data in a question that they are 2 or more, where that answers it; returns whether it does."""
+    if environment._maybe_evaluate_static(question, size_oblivious=True) is None:
+        return False
+    for symbol in question.free_symbols & environment.size_like:
+        environment.constrain_symbol_range(symbol, 2, int_oo)
+    environment._version_counter += 1
+    return True
+
+
 def is_data_number(value: Any) -> bool:
     """Whether a number depends on a tensor's data."""
     return is_symbolic(value) and any(map(is_made_of_data, value.node.expr.free_symbols))

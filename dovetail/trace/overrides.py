@@ -15,6 +15,7 @@ The tables are empty until ``dovetail.quirks`` fills them; a trace works without
 ``LEAF_ORDERS``           gives the order in which a node hands over gradients, for leaves to get them in eager's order
 ``INPUT_GRADIENTS``       checks the gradient of an input before it leaves the graph
 ``ASSUMES``               by operator: whether a node may find that the data is not such as the graph was captured for
+``DATA_SIZES``            checks in the graph what was assumed about sizes made of data; there are none of these without it
 ``UNREAD``                sees a graph before what nobody reads is dropped from it
 ``GRAPHS``                edits a graph once it is complete
 ``WHILE_OPEN``            makes a context that is entered for as long as a trace is open
@@ -58,6 +59,7 @@ INEXACT_GRADIENTS: list[Callable[[Sequence[torch.Tensor]], Iterable[str]]] = []
 LEAF_ORDERS: list[Callable[[Sequence[Any], Sequence[Any], int, int], tuple[int, ...]]] = []
 INPUT_GRADIENTS: list[Callable[[Trace, TracedInput, torch.Tensor], None]] = []
 ASSUMES: dict[Any, Callable[[torch.fx.Node], bool]] = {}
+DATA_SIZES: list[Callable[[Trace], None]] = []
 UNREAD: list[Callable[[torch.fx.Graph], None]] = []
 GRAPHS: list[Callable[[torch.fx.Graph], None]] = []
 WHILE_OPEN: list[Callable[[], contextlib.AbstractContextManager[None]]] = []

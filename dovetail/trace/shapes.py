@@ -18,6 +18,7 @@ import torch
 from dovetail.errors import CaptureError, InputError, UserLocation
 from dovetail.guards.source import LARGEST_FLOAT
 from dovetail.torch_private import sizes as private_sizes
+from dovetail.torch_private import tracing as private_tracing
 
 MARK = "_dovetail_dynamic"
 NUMBER_SUFFIX = "<number>"
@@ -153,7 +154,12 @@ class RecordingShapeEnv(private_sizes.QuickShapeEnv):
         """See the base class."""
         if private_sizes.is_for_node_metadata(sys._getframe(1)) and args[0].has_hint():
             return args[0].hint
-        result = super().evaluate_sym_node(*args, **kwargs)
+        try:
+            result = super().evaluate_sym_node(*args, **kwargs)
+        except private_tracing.DATA_DEPENDENT_ERRORS:
+            if not private_sizes.assume_usual_sizes(self, args[0].expr):
+                raise
+            result = super().evaluate_sym_node(*args, **kwargs)
         if len(self._locations) < len(self.guards):
             self._locations += [self.locate()] * (len(self.guards) - len(self._locations))
         return result

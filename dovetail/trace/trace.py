@@ -33,7 +33,7 @@ from dovetail.trace.overrides import INPUTS, WHILE_OPEN, autograd_nodes
 from dovetail.trace.program import Program, Recorder, RecordingMode
 from dovetail.trace.repeats import RandomOperators
 from dovetail.trace.settings import CHANGES, CaptureSettings, Findings
-from dovetail.trace.shapes import ASSUMPTION, NUMBER_SUFFIX, Bindings, RecordingShapeEnv
+from dovetail.trace.shapes import NUMBER_SUFFIX, Bindings, RecordingShapeEnv
 
 
 @dataclass(eq=False)
@@ -356,51 +356,13 @@ class Trace:
         """Forget the data symbols that came after ``before``: the call that made them has failed and left no trace of them."""
         self._forgiven |= self.data_symbols() - before
 
-    def assert_assumptions(self) -> int:
-        """Put the assumptions about sizes made of data into the graph, as operators that raise; returns how many."""
-        assumed = [
+    def assumptions(self) -> list[Any]:
+        """What has been assumed about sizes made of data, as expressions: the graph is right where these hold."""
+        return [
             expression
             for expression in private_sizes.deferred_assumptions(self.shape_env, self._truths)
             if not self._forgiven.intersection(private_sizes.symbols_of(expression))
         ]
-        for expression in assumed:
-            if not private_sizes.is_expressible(expression):
-                raise self._unchecked(expression)
-            # Without gradients: a node that is recorded with them in the backward counts as computed there.
-            with private_calls.no_torch_function(), torch.no_grad():
-                condition = private_sizes.symbolic_truth(self.shape_env, expression)
-                if private_sizes.expression_of(condition) == True:  # noqa: E712  (sympy's)
-                    self._assert_settled(expression)
-                    continue
-                torch.ops.aten._assert_scalar.default(condition, f"{ASSUMPTION}{expression}")
-        return len(assumed)
-
-    def _unchecked(self, expression: Any) -> CaptureError:
-        return CaptureError(
-            f"the graph is right only if {expression}, which depends on data and cannot be checked",
-            advice="keep sizes and indices independent of the data",
-        )
-
-    def _assert_settled(self, expression: Any) -> None:
-        """Assert a relation that the shape environment takes for settled since it has put one number in place of another."""
-        relation, *sides = private_sizes.parts_of_relation(expression)
-        places: dict[Any, tuple[Any, int | None]] = {side: (side, None) for side in sides if type(side) is int}
-        for node in self.graph.nodes:
-            value = node.meta.get("val")
-            for dim, size in enumerate(value.shape) if isinstance(value, torch.Tensor) else [(None, value)]:
-                if private_sizes.is_symbolic(size):
-                    places.setdefault(private_sizes.first_expression(size), (node, dim))
-        if relation is None or not all(side in places for side in sides):
-            raise self._unchecked(expression)
-        count = len(self.graph.nodes)
-        arguments = [
-            item if dim is None else self.graph.call_function(torch.ops.aten.sym_size.int, (item, dim))
-            for item, dim in map(places.__getitem__, sides)
-        ]
-        condition = self.graph.call_function(relation, tuple(arguments))
-        self.graph.call_function(torch.ops.aten._assert_scalar.default, (condition, f"{ASSUMPTION}{expression}"))
-        for node in list(self.graph.nodes)[count:]:
-            node.meta["phase"] = self.phase
 
     def bindings(self) -> Bindings:
         """The bindings of this trace: where its symbols are read at a later call."""

@@ -165,7 +165,7 @@ class Operators(Containers):
             known = handler(self, value, jump)
             if known is not NotImplemented:
                 return bool(known)
-        if error is None and not private_sizes.is_made_of_data_float(value):
+        if error is None and not private_sizes.is_made_of_data_float(value) and private_sizes.is_settled(value):
             return bool(value)
         raise Break(
             "a branch depends on the values of a tensor",

@@ -1,0 +1,99 @@
+"""Checks, in the graph, of what was assumed about sizes that the data decides: an operator that raises where it does not hold.
+
+A check stands behind the first node that has the size, in the forward, before the kernels that read it.
+"""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+import torch
+
+from dovetail.errors import CaptureError
+from dovetail.torch_private import calls as private_calls
+from dovetail.torch_private import sizes as private_sizes
+from dovetail.trace import ASSUMPTION, Trace
+from dovetail.trace.overrides import DATA_SIZES
+
+_assert = torch.ops.aten._assert_scalar.default
+_size = torch.ops.aten.sym_size.int
+
+
+class _Place(NamedTuple):
+    """A node that has a symbolic number, as its value or as the size of a dimension; ``order`` counts the nodes."""
+
+    order: int
+    node: torch.fx.Node
+    dim: int | None
+
+
+@DATA_SIZES.append
+def check_assumptions(trace: Trace) -> None:
+    """Put the assumptions about sizes made of data into the graph."""
+    _assume_divisors(trace)
+    assumptions = trace.assumptions()
+    places = _places(trace.graph) if assumptions else {}
+    for expression in assumptions:
+        if not _check_directly(trace, expression, places):
+            _check_otherwise(trace, expression)
+
+
+def _assume_divisors(trace: Trace) -> None:
+    """Python's division by zero raises; that of C++, by which torch computes its formulas (the gradient of ``std``), does not."""
+    for node in trace.graph.nodes:
+        divisor = node.args[1].meta["val"] if node.target is operator.truediv else 1
+        if private_sizes.is_data_number(divisor):
+            private_sizes.assume_usual_sizes(trace.shape_env, private_sizes.expression_of(divisor == 0))
+
+
+def _places(graph: torch.fx.Graph) -> dict[Any, _Place]:
+    found: dict[Any, _Place] = {}
+    for order, node in enumerate(graph.nodes):
+        value = node.meta.get("val")
+        for dim, size in enumerate(value.shape) if isinstance(value, torch.Tensor) else [(None, value)]:
+            if private_sizes.is_symbolic(size):
+                found.setdefault(private_sizes.first_expression(size), _Place(order, node, dim))
+    return found
+
+
+def _check_directly(trace: Trace, expression: Any, places: Mapping[Any, _Place]) -> bool:
+    """Check a relation between whole numbers and numbers that nodes have; returns whether it is one."""
+    relation, *sides = private_sizes.parts_of_relation(expression)
+    known = [places[side] for side in sides if side in places]
+    if relation is None or len(known) + sum(type(side) is int for side in sides) < len(sides):
+        return False
+    last = max(known, key=lambda place: place.order)
+    made: list[torch.fx.Node] = []
+
+    def call(value: Any, function: Any, *args: Any) -> torch.fx.Node:
+        with trace.graph.inserting_after(made[-1] if made else last.node):
+            made.append(trace.graph.call_function(function, args))
+        made[-1].meta.update(val=value, phase=last.node.meta.get("phase", "forward"))
+        return made[-1]
+
+    numbers: list[Any] = []
+    for side in sides:
+        place = places.get(side)
+        if place is None or place.dim is None:
+            numbers.append(side if place is None else place.node)
+        else:
+            numbers.append(call(place.node.meta["val"].shape[place.dim], _size, place.node, place.dim))
+    condition = call(private_sizes.symbolic_truth(trace.shape_env, expression), relation, *numbers)
+    call(None, _assert, condition, f"{ASSUMPTION}{expression}")
+    return True
+
+
+def _check_otherwise(trace: Trace, expression: Any) -> None:
+    # Without gradients: a node that is recorded with them in the backward counts as computed there.
+    with private_calls.no_torch_function(), torch.no_grad():
+        condition = private_sizes.symbolic_truth(trace.shape_env, expression)
+        # The shape environment takes a relation for settled since it has put one number in place of another.
+        is_settled = private_sizes.expression_of(condition) == True  # noqa: E712  (sympy's)
+        if is_settled or not private_sizes.is_expressible(expression):
+            raise CaptureError(
+                f"the graph is right only if {expression}, which depends on data and cannot be checked",
+                advice="keep sizes and indices independent of the data",
+            )
+        _assert(condition, f"{ASSUMPTION}{expression}")
