@@ -72,7 +72,7 @@ def _some_change(interpreter: TracingInterpreter, container: Any) -> bool:
     """Whether a container existed before, and some number in it was seen to change."""
     values, shapes = interpreter.values, interpreter.trace.settings.shapes
     source = values.source_of(container)
-    if source is None or values.in_backward:
+    if source is None or values.in_backward or not any(name.startswith(source.name) for name in shapes.numbers):
         return False
     before = values.journal.before(container)
     keys = plain_keys(before) if isinstance(before, dict) else range(plain_length(before))
