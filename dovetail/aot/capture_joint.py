@@ -282,6 +282,7 @@ def _close_graph(trace: Trace, results: list[torch.fx.Node | None], inputs: Sequ
     """Put what was assumed about data into the graph, end it with its results, and drop what nobody reads."""
     for check in overrides.DATA_SIZES:
         check(trace)
+    trace.shape_env.may_assume = False
     graph = trace.graph
     graph.output(results)
     _placeholders_first(graph)

@@ -10,7 +10,7 @@ from typing import Any
 
 from dovetail.aot.capture_result import CaptureResult
 from dovetail.errors import NotCallableError, StageError
-from dovetail.trace import CaptureSettings, Trace
+from dovetail.trace import CaptureSettings, Trace, overrides
 
 Frontend = Callable[[Trace, Any, tuple[Any, ...], Mapping[str, Any]], CaptureResult]
 
@@ -63,4 +63,5 @@ def create_state(
     is_open = [True]
     stack.callback(is_open.__setitem__, 0, False)
     trace = Trace(settings, decompositions, fake_mode).open(stack)
+    trace.shape_env.may_assume = bool(overrides.DATA_SIZES)
     return AOTState(function, tuple(args), dict(kwargs or {}), trace, frontend, is_open)

@@ -148,6 +148,8 @@ class RecordingShapeEnv(private_sizes.QuickShapeEnv):
         # Each size is a symbol of its own: two that are equal today may differ tomorrow.
         super().__init__(duck_shape=False)
         self.locate: Callable[[], UserLocation | None] = lambda: None
+        #: Whether something may be assumed of sizes that the data decides: the graph is still to check it.
+        self.may_assume = False
         self._locations: list[UserLocation | None] = []
 
     def evaluate_sym_node(self, *args: Any, **kwargs: Any) -> Any:
@@ -157,7 +159,7 @@ class RecordingShapeEnv(private_sizes.QuickShapeEnv):
         try:
             result = super().evaluate_sym_node(*args, **kwargs)
         except private_tracing.DATA_DEPENDENT_ERRORS:
-            if not private_sizes.assume_usual_sizes(self, args[0].expr):
+            if not (self.may_assume and private_sizes.assume_usual_sizes(self, args[0].expr)):
                 raise
             result = super().evaluate_sym_node(*args, **kwargs)
         if len(self._locations) < len(self.guards):

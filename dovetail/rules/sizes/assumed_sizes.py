@@ -43,9 +43,12 @@ def check_assumptions(trace: Trace) -> None:
 def _assume_divisors(trace: Trace) -> None:
     """Python's division by zero raises; that of C++, by which torch computes its formulas (the gradient of ``std``), does not."""
     for node in trace.graph.nodes:
-        divisor = node.args[1].meta["val"] if node.target is operator.truediv else 1
-        if private_sizes.is_data_number(divisor):
-            private_sizes.assume_usual_sizes(trace.shape_env, private_sizes.expression_of(divisor == 0))
+        if node.target is not operator.truediv or not isinstance(node.args[1], torch.fx.Node):
+            continue
+        divisor = node.args[1].meta.get("val")
+        is_zero = private_sizes.is_data_number(divisor) and divisor == 0
+        if private_sizes.is_symbolic(is_zero):
+            private_sizes.assume_usual_sizes(trace.shape_env, private_sizes.expression_of(is_zero))
 
 
 def _places(graph: torch.fx.Graph) -> dict[Any, _Place]:
