@@ -34,6 +34,20 @@ def as_answered(function: Any, method_name: str, owner: Any, answer: Any) -> Any
     return function(type(kind.__name__, (), {**names, method_name: lambda *_: answer})())
 
 
+def _number_of_tensor(interpreter: TracingInterpreter, function: Any, value: torch.Tensor) -> Any:
+    """``int(tensor)`` or ``float(tensor)`` in the graph; None where Python asks torch for a plain number."""
+    number = number_of(interpreter, value) if function is int else None
+    if number is not None or value.dim():
+        return number
+    if function is int and value.dtype in WHOLE_NUMBERS:
+        return interpreter.call(torch.Tensor.item, (value,), {})
+    # For a tensor that requires a gradient, torch warns.
+    if function is float and not value.requires_grad and not value.is_complex():
+        wide = interpreter.call(torch.Tensor.to, (value, torch.float64), {})
+        return interpreter.call(torch.Tensor.item, (wide,), {})
+    return None
+
+
 def _conversion(function: Any, method_name: str) -> Any:
     def handler(interpreter: TracingInterpreter, args: Arguments, kwargs: Keywords) -> Any:
         if function is pow and len(args) == 2 and not kwargs:
@@ -50,6 +64,8 @@ def _conversion(function: Any, method_name: str) -> Any:
                     function is float and isinstance(value, torch.SymFloat)
                 ):
                     return value
+                if function is float and len(args) == 1 and private_sizes.is_data_number(value):
+                    return torch.sym_float(value)
                 exact = NotImplemented if kwargs else interpreter.derive(function, args)
                 if exact is not NotImplemented:
                     return exact
@@ -59,13 +75,9 @@ def _conversion(function: Any, method_name: str) -> Any:
             if isinstance(value, torch.Tensor):
                 if function is hash:
                     raise Break("a tensor is hashed", "use an index instead")
-                if function is int and len(args) == 1:
-                    number = number_of(interpreter, value)
-                    if number is not None:
-                        return number
-                    if value.dtype in WHOLE_NUMBERS and value.dim() == 0:
-                        # Asked by C++, it would have to be a plain number.
-                        return interpreter.call(torch.Tensor.item, (value,), {})
+                number = _number_of_tensor(interpreter, function, value) if len(args) == 1 else None
+                if number is not None:
+                    return number
             else:
                 method = python_method(value, method_name)
                 if method is not None:

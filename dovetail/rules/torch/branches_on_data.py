@@ -267,6 +267,9 @@ def _call_of(node: torch.fx.Node, constants: Mapping[str, Any]) -> tuple[Any, tu
 def _extreme(interpreter: TracingInterpreter, function: Any, numbers: tuple[Any, ...]) -> Any:
     """The larger or smaller of numbers made of data, as comparisons choose it."""
     is_float = is_exact_only_in_python(function, numbers) and gives_a_float(function, numbers)
+    is_whole = all(type(number) in (int, torch.SymInt) for number in numbers)
+    if is_whole and any(map(private_sizes.is_data_number, numbers)):
+        return functools.reduce(torch.sym_max if function is max else torch.sym_min, numbers)
     if is_float or not follows_branches(interpreter):
         return NotImplemented
     compare = operator.gt if function is max else operator.lt

@@ -1,0 +1,75 @@
+"""Python numbers that are computed from data: ``max(count, 1)``, ``float(mask.sum())``. They stay in the graph."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+
+import dovetail
+from tests.differential import same
+
+pytestmark = pytest.mark.usefixtures("quiet")
+Tensor = torch.Tensor
+
+
+def at_least_one(x: Tensor) -> Any:
+    count = (x > 0).sum().item()
+    return x.sum() / max(count, 1), max(1, count), min(count, 3, 2), type(max(count, 1))
+
+
+def of_a_whole_tensor(x: Tensor) -> Any:
+    return x / max(1, int((x > 0).sum()))
+
+
+def rows_at_most(x: Tensor) -> Any:
+    rows = x[x > 0]
+    return rows[: min(3, rows.shape[0])].sum() / max(len(rows), 1)
+
+
+def as_float(x: Tensor) -> Any:
+    share = float((x > 0).sum()) / x.shape[0]
+    return x * share, share, float((x > 0).any()), float((x.detach() * 3).half().sum())
+
+
+def float_of_a_number(x: Tensor) -> Any:
+    return x * float((x > 0).sum().item())
+
+
+@pytest.mark.parametrize("function", [at_least_one, of_a_whole_tensor, rows_at_most, as_float, float_of_a_number])
+def test_one_graph(function: Callable[[Tensor], Any]) -> None:
+    compiled = dovetail.compile(function, backend="aten", fullgraph=True)
+    for seed, positive in enumerate((5, 3, 0, 1, 8, 2)):
+        found = []
+        for call in (function, compiled):
+            torch.manual_seed(seed)
+            x = (torch.randn(8).abs() * torch.where(torch.arange(8) < positive, 1.0, -1.0)).requires_grad_()
+            results = call(x)
+            first = results[0] if isinstance(results, tuple) else results
+            found.append((results, torch.autograd.grad(first.sum(), x)))
+        same(*found)
+
+
+def test_large_whole_numbers_as_floats() -> None:
+    def function(x: Tensor) -> Any:
+        return float(x.sum()), float(x.sum().item())
+
+    compiled = dovetail.compile(function, backend="aten")
+    for number in (3, (1 << 53) + 1, (1 << 62) + 12345, -((1 << 54) + 3), 0):
+        same(function(torch.tensor([number])), compiled(torch.tensor([number])))
+
+
+def test_errors_and_warnings_of_a_conversion_are_eagers() -> None:
+    def function(x: Tensor) -> float:
+        return float(x)
+
+    compiled = dovetail.compile(function, backend="aten")
+    for value in (torch.ones(2), torch.ones(0), torch.tensor(1j)):
+        with pytest.raises(Exception) as expected:
+            function(value)
+        with pytest.raises(type(expected.value)) as found:
+            compiled(value)
+        assert str(found.value) == str(expected.value)
+    same(function(torch.ones(1, 1)), compiled(torch.ones(1, 1)))
