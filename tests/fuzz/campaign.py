@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import functools
 import multiprocessing
 import time
 from collections import Counter
@@ -12,27 +13,27 @@ from pathlib import Path
 import torch
 
 from tests.fuzz.minimise import minimise
-from tests.fuzz.program import program
+from tests.fuzz.program import THEMES, program
 from tests.fuzz.runner import BREAKS, EXCEPTION, FALL_BACK, ONE_GRAPH, Outcome, run_program
 
 FAILURES = Path(__file__).resolve().parents[2] / "build" / "fuzz"
 
 
-def _run_seed(seed: int) -> tuple[int, Outcome]:
-    return seed, run_program(program(seed))
+def _run_seed(theme: str | None, seed: int) -> tuple[int, Outcome]:
+    return seed, run_program(program(seed, theme))
 
 
 def _prepare() -> None:
     torch.set_num_threads(1)
 
 
-def reproduce(seed: int, outcome: Outcome, most_runs: int) -> Path:
+def reproduce(seed: int, theme: str | None, outcome: Outcome, most_runs: int) -> Path:
     """Save a failing program, minimised, with its failure as a comment. The file runs itself through the runner."""
 
     def fails(text: str) -> bool:
         return run_program(text, seconds=10).kind == outcome.kind
 
-    source = program(seed)
+    source = program(seed, theme)
     small = minimise(source, fails, most_runs) if most_runs else source
     final = run_program(small)
     FAILURES.mkdir(parents=True, exist_ok=True)
@@ -42,12 +43,13 @@ def reproduce(seed: int, outcome: Outcome, most_runs: int) -> Path:
     return path
 
 
-def _results(seeds: Iterable[int], jobs: int) -> Iterable[tuple[int, Outcome]]:
+def _results(seeds: Iterable[int], theme: str | None, jobs: int) -> Iterable[tuple[int, Outcome]]:
+    run = functools.partial(_run_seed, theme)
     if jobs <= 1:
-        yield from map(_run_seed, seeds)
+        yield from map(run, seeds)
         return
     with multiprocessing.get_context("spawn").Pool(jobs, _prepare, maxtasksperchild=500) as pool:
-        yield from pool.imap_unordered(_run_seed, seeds, chunksize=5)
+        yield from pool.imap_unordered(run, seeds, chunksize=5)
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -56,6 +58,7 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--count", type=int, default=1000)
     parser.add_argument("--seed", type=int, default=0, help="the first seed")
     parser.add_argument("--jobs", type=int, default=1)
+    parser.add_argument("--theme", choices=sorted(set(THEMES)), help="what the programs are about; by default any")
     parser.add_argument("--minimise", type=int, default=300, help="most runs spent on making one failing program small")
     parser.add_argument("--run", type=Path, help="run the program of a file instead")
     parser.add_argument("--reasons", type=int, default=8, help="how many reasons of breaks and fall-backs to list")
@@ -70,7 +73,8 @@ def main(arguments: list[str] | None = None) -> int:
     reasons: Counter[str] = Counter()
     raised = 0
     failed: list[tuple[int, Outcome]] = []
-    for seed, outcome in _results(range(chosen.seed, chosen.seed + chosen.count), chosen.jobs):
+    seeds = range(chosen.seed, chosen.seed + chosen.count)
+    for seed, outcome in _results(seeds, chosen.theme, chosen.jobs):
         categories[outcome.category] += 1
         reasons.update({f"{outcome.category}: {reason}" for reason in outcome.reasons})
         raised += outcome.raised
@@ -86,5 +90,5 @@ def main(arguments: list[str] | None = None) -> int:
         print(f"    {count:5}  {reason}")
     print(f"{len(failed)} failures")
     for seed, outcome in failed[:40]:
-        print("  ", reproduce(seed, outcome, chosen.minimise))
+        print("  ", reproduce(seed, chosen.theme, outcome, chosen.minimise))
     return int(bool(failed))

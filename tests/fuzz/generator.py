@@ -2,7 +2,8 @@
 
 Tensors are kept broadcastable to (2, 3) as far as that goes, so that most programs run; those that raise are programs too.
 Expressions and statements are drawn by kind: T tensor, I int, F float, B bool, S string, LT and LI lists of tensors and ints,
-DT and DI dictionaries from strings to tensors and ints, O an object of the program's own class, C a function from tensor to tensor.
+DT and DI dictionaries from strings to tensors and ints, O an object of the program's own class, C a function from tensor to tensor,
+M a matrix of a program about memory (see :mod:`tests.fuzz.memory`).
 """
 
 from __future__ import annotations
@@ -71,6 +72,8 @@ class Writer:
         self.rng = rng
         self.breaks = breaks
         self.plain = False
+        #: How often an expression or a statement comes from a module that plugs in.
+        self.share = 0.2
         self._names = 0
 
     def name(self, prefix: str) -> str:
@@ -92,12 +95,13 @@ class Writer:
         """An expression of a kind."""
         known = scope.values.get(kind, [])
         if known and (depth <= 0 or self.chance(0.4)):
-            return self.rng.choice(known)
+            # What a matrix was computed from matters: the latest are drawn more often.
+            return self.rng.choice(known[-4:] + known if kind == "M" else known)
         if depth <= 0:
             return self._literal(kind)
         draw: Callable[[Scope, int], str] = getattr(self, f"_expression_{kind}")
         for _ in range(8):
-            text = (self.awkward(kind, scope, depth - 1) if self.chance(0.18) else None) or draw(scope, depth - 1)
+            text = (self.awkward(kind, scope, depth - 1) if self.chance(self.share) else None) or draw(scope, depth - 1)
             if not self.plain or not any(name in text for name in CALLABLES):
                 return text
         return self._literal(kind)
@@ -125,6 +129,7 @@ class Writer:
             "DI": ("{}", "{'a': 1}", "dict(b=2, a=1)"),
             "C": ("torch.relu", "torch.sin", "(lambda t: t * 2)", "torch.nn.functional.gelu"),
             "O": ("thing",),
+            "M": ("torch.ones(2, 3)",),
         }
         return self.pick(*literals[kind])
 

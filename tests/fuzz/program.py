@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import random
 
-from tests.fuzz import awkward, effects
+from tests.fuzz import awkward, effects, memory, training
+from tests.fuzz.definitions import classes, global_line, helpers, indented, module
 from tests.fuzz.generator import Scope
 from tests.fuzz.statements import StatementWriter
 
@@ -26,18 +27,21 @@ import dovetail
 """
 
 
-def program(seed: int) -> str:
-    """The source text of the program of a seed.
+#: What programs are about. The modules that write them say more.
+THEMES = ("python", "python", "python", "memory", "memory", "memory", "training")
+
+
+def program(seed: int, theme: str | None = None) -> str:
+    """The source text of the program of a seed, about any theme or one of :data:`THEMES`.
 
     >>> program(1) == program(1) and program(1) != program(2)
     True
     """
     rng = random.Random(seed)
-    return _Program(StatementWriter(rng, breaks=rng.random() < 0.35)).text()
-
-
-def _indent(lines: list[str]) -> list[str]:
-    return ["    " + line for line in lines]
+    theme = theme or rng.choice(THEMES)
+    if theme == "training":
+        return _HEADER + training.program(rng)
+    return _Program(StatementWriter(rng, rng.random() < 0.35, about_memory=theme == "memory")).text()
 
 
 class _Program:
@@ -47,18 +51,20 @@ class _Program:
 
     def text(self) -> str:
         writer = self.writer
-        size = writer.rng.choice((2, 3, 5, 8, 12))
-        lines = [*self._globals(), *self._helpers(), *self._classes(), *self._module(), *self._objects()]
+        size = writer.rng.choice((5, 8, 12, 16) if writer.about_memory else (2, 3, 5, 8, 12))
+        lines = [
+            *self._globals(),
+            *helpers(writer, self.scope),
+            *classes(writer, self.scope),
+            *module(writer, self.scope),
+            *self._objects(),
+        ]
         signature, scope = self._signature()
         body = writer.body(scope, size, returned="any")
-        lines += [f"def function({signature}):", *_indent(self._global_line(scope)), *_indent(body)]
+        lines += [f"def function({signature}):", *indented(global_line(scope)), *indented(body)]
         for number in range(writer.rng.randint(3, 6)):
-            lines += [f"def call_{number}(run):", *_indent(self._call(number))]
+            lines += [f"def call_{number}(run):", *indented(self._call(number))]
         return _HEADER + "\n".join(lines) + "\n"
-
-    @staticmethod
-    def _global_line(scope: Scope) -> list[str]:
-        return [f"global {', '.join(sorted(scope.globals_written))}"] if scope.globals_written else []
 
     def _globals(self) -> list[str]:
         scope = self.scope
@@ -75,6 +81,9 @@ class _Program:
             for name in names:
                 scope.add(kind, name, assignable=False)
         writer = self.writer
+        for name in memory.MATRICES if writer.about_memory else ():
+            scope.add("M", name, assignable=False)
+            scope.add("T", name, assignable=False)
         requires_grad = ", requires_grad=True" if writer.chance(0.5) else ""
         history = writer.pick("[]", "[torch.ones(3)]", "[torch.randn(3), torch.randn(2, 3)]", "[state, state]")
         return [
@@ -99,215 +108,6 @@ class _Program:
             *(f"leaf_{number} = torch.randn({size}, requires_grad=True)" for number, size in enumerate(("2, 3", "3"))),
         ]
 
-    def _helpers(self) -> list[str]:
-        writer = self.writer
-        scope = self.scope.child()
-        scope.returns = False
-        # Kinds that are defined further below may be used in bodies, but helpers must not call each other in a circle.
-        scope.add("T", "t")
-        scope.add("I", "count")
-        scope.add("F", "extra")
-        plain = _Plain(writer)
-        helper = [
-            f"def helper(t, count={writer.pick('1', 'limit')}, *rest, extra=0.5, **options):",
-            *_indent(plain.body(scope)),
-        ]
-        make = [
-            "def make_scaler(amount):",
-            "    calls = 0",
-            "    def scale(t):",
-            "        nonlocal calls",
-            "        calls += 1",
-            "        return t * amount + calls",
-            "    return scale",
-            "def make_counted():",
-            "    total, seen = 0, []",
-            "    def counted(t):",
-            "        nonlocal total",
-            "        total += 1",
-            f"        {writer.pick('seen.append(total)', 'seen.append(t)', 'pass')}",
-            "        return t + total * len(seen)",
-            "    return counted",
-            "counted = make_counted()",
-            "def late_or(instead):",
-            "    try:",
-            "        return late_global",
-            "    except NameError:",
-            "        return instead",
-            "def apply(action, t, *rest, **options):",
-            "    return action(t, *rest, **options)",
-            "def pairs(values):",
-            "    previous = None",
-            "    for value in values:",
-            "        if previous is not None:",
-            "            yield previous * value",
-            "        previous = value",
-            "def stream(values, last):",
-            "    seen = 0",
-            "    try:",
-            "        for value in values:",
-            "            seen += 1",
-            "            yield value * seen",
-            "        yield last",
-            "    finally:",
-            f"        {writer.pick('counts.update(seen=seen)', 'pass')}",
-            "@contextlib.contextmanager",
-            "def counting():",
-            "    global limit",
-            "    limit += 1",
-            "    try:",
-            "        yield limit",
-            "    finally:",
-            "        limit -= 1",
-        ]
-        return helper + make + awkward.HELPERS + effects.HELPERS
-
-    def _classes(self) -> list[str]:
-        writer = self.writer
-        plain = _Plain(writer)
-
-        def method_scope() -> Scope:
-            scope = self.scope.child()
-            scope.returns = False
-            for kind, names in {
-                "T": ["self.weight"],
-                "F": ["self.scale"],
-                "I": ["self.count"],
-                "LT": ["self.items"],
-                "DT": ["self.table"],
-            }.items():
-                for name in names:
-                    scope.add(kind, name)
-            return scope
-
-        scope = method_scope()
-        scope.add("T", "t")
-        base = [
-            "class Base:",
-            f"    LIMIT = {writer.pick('1', '3')}",
-            "    level = 0",
-            "    def method(self, t):",
-            f"        return t * {writer.pick('self.scale', 'self.LIMIT', 'self.level', '2')}",
-            "    def bump(self, by=1):",
-            "        self.count += by",
-            f"        return {writer.pick('self.count', 'self.count % 3')}",
-            "    @property",
-            "    def total(self):",
-            f"        {writer.pick('self.level += 1', 'pass')}",
-            "        return sum(self.items, self.weight * self.scale)",
-        ]
-        thing = [writer.pick("@dataclasses.dataclass(eq=False)", "") or "", "class Thing(Base):"]
-        if thing[0]:
-            thing += [
-                "    weight: torch.Tensor",
-                "    count: int = 0",
-                "    scale: float = 1.5",
-                "    items: list = dataclasses.field(default_factory=list)",
-                "    table: dict = dataclasses.field(default_factory=dict)",
-                "    label: str = 'thing'",
-            ]
-        else:
-            thing = thing[1:]
-            thing += [
-                "    def __init__(self, weight, count=0):",
-                "        super().__init__()",
-                "        self.weight = weight",
-                "        self.count = count",
-                f"        self.scale = {writer.pick('1.5', 'factor')}",
-                f"        self.items = {writer.pick('[]', '[weight]', 'history')}",
-                f"        self.table = {writer.pick('{}', '{repr_a: weight}'.replace('repr_a', repr('a')), 'table')}",
-                "        self.label = 'thing'",
-            ]
-        thing += ["    def action(self, t):", *_indent(_indent(plain.body(scope)))]
-        if writer.chance(0.6):
-            scope = method_scope()
-            scope.add("T", "t")
-            scope.add("T", "super().method(t)", assignable=False)
-            thing += ["    def method(self, t):", *_indent(_indent(plain.body(scope)))]
-        thing += [
-            "    def __call__(self, t, **options):",
-            f"        return {writer.pick('self.method(t)', 'self.action(t) + self.weight', 't + self.count')}",
-            "    def __len__(self):",
-            f"        return {writer.pick('len(self.items)', 'self.count % 5', '2')}",
-            "    def __iter__(self):",
-            f"        {writer.pick('return iter(self.items[:3])', 'yield from self.items[:3]')}",
-            "    def __enter__(self):",
-            "        self.level += 1",
-            "        return self",
-            "    def __exit__(self, kind, error, trace):",
-            "        self.level -= 1",
-            f"        return {writer.pick('False', 'kind is Problem', 'None')}",
-        ]
-        if writer.chance(0.4):
-            thing += [
-                "    def __getattr__(self, name):",
-                "        if name in ('hidden', 'late', 'last'):",
-                f"            return {writer.pick('3', 'self.weight', 'self.count')}",
-                "        raise AttributeError(name)",
-            ]
-        if writer.chance(0.15):
-            thing += ["    def __setattr__(self, name, value):", "        object.__setattr__(self, name, value)"]
-        if writer.chance(0.3):
-            thing += [
-                "    @classmethod",
-                "    def build(cls, t):",
-                "        return cls(t, cls.LIMIT)",
-                "    @staticmethod",
-                "    def double(t):",
-                "        return t * 2",
-            ]
-            self.scope.add("C", "Thing.double", assignable=False)
-            self.scope.add("O", "Thing.build(state)", assignable=False)
-        return base + thing
-
-    def _module(self) -> list[str]:
-        writer = self.writer
-        scope = self.scope.child()
-        scope.returns = False
-        scope.add("T", "t")
-        scope.add("T", "self.weight", assignable=False)
-        scope.add("T", "self.buffer", assignable=False)
-        scope.add("T", "self.last")
-        scope.add("I", "self.seen")
-        scope.add("B", "self.training", assignable=False)
-        body = _Plain(writer).body(scope)
-        more = writer.rng.sample(
-            [
-                "self.seen += 1",
-                "self.last = t.detach()",
-                "self.buffer.add_(t.detach().mean())",
-                "self.running = self.running * 0.5 + t.detach().mean()",
-                "self.records.append(t.detach().sum())",
-                "t = self.layer(t.expand(2, 3))",
-                "t = self.drop(t)",
-                "t = self.layers[self.seen % 2](t)",
-                "if self.training: t = t * 2",
-                "for layer in self.layers: t = layer(t)",
-                "self.table[self.seen % 3] = t",
-            ],
-            writer.rng.randint(0, 4),
-        )
-        lines = [
-            "class Net(torch.nn.Module):",
-            "    def __init__(self):",
-            "        super().__init__()",
-            "        self.weight = torch.nn.Parameter(torch.randn(3))",
-            "        self.layer = torch.nn.Linear(3, 3)",
-            "        self.layers = torch.nn.ModuleList([torch.nn.Tanh(), torch.nn.Sigmoid()])",
-            "        self.drop = torch.nn.Dropout(0.5)",
-            "        self.register_buffer('buffer', torch.ones(3))",
-            "        self.register_buffer('running', torch.zeros(()))",
-            "        self.seen, self.last, self.records, self.table = 0, torch.zeros(3), [], {}",
-            "    def forward(self, t):",
-            *("        " + line for line in more),
-            *_indent(_indent(body)),
-        ]
-        if writer.chance(0.1):
-            lines += ["net = Net()", "net.layers.append(net.layers[0])"]
-        else:
-            lines.append("net = Net()")
-        return lines
-
     def _objects(self) -> list[str]:
         writer = self.writer
         self.scope.add("O", "thing", assignable=False)
@@ -329,8 +129,10 @@ class _Program:
     def _signature(self) -> tuple[str, Scope]:
         writer = self.writer
         scope = self.scope.child()
-        scope.add("T", "x")
-        scope.add("T", "y")
+        for name in ("x", "y"):
+            scope.add("T", name, assignable=not writer.about_memory)
+            if writer.about_memory:
+                scope.add("M", name)
         self.parameters = [
             item
             for item in (
@@ -358,6 +160,8 @@ class _Program:
 
     def _tensor(self) -> str:
         writer = self.writer
+        if writer.about_memory:
+            return writer.pick(*memory.ARGUMENTS)
         if writer.chance(0.85):
             return writer.pick(
                 "base_0",
@@ -412,8 +216,11 @@ class _Program:
             arguments += [self._tensor() for _ in range(writer.rng.randint(1, 2))]
         if self.keywords and writer.chance(0.6):
             arguments += [f"{key}={self._tensor()}" for key in writer.rng.sample(["a", "b", "c"], 2)]
+        if writer.about_memory:
+            lines.append(f"given[:] = [{x}, {y}]")
+            arguments[:2] = ["given[0]", "given[1]"]
         call = f"return run({', '.join(arguments)})"
-        lines = [*self._global_line(scope), *lines]
+        lines = [*global_line(scope), *lines]
         if writer.chance(0.12):
             return [*lines, "with torch.no_grad():", "    " + call]
         if writer.chance(0.06):
@@ -425,6 +232,8 @@ class _Program:
         writer = self.writer
         if writer.chance(0.25):
             return writer.rng.choice(awkward.CHANGES + effects.CHANGES)
+        if writer.about_memory:
+            return writer.rng.choice(memory.CHANGES)
         return writer.rng.choice(
             [
                 "thing.count += 1",
@@ -513,21 +322,3 @@ class _Program:
                 "function.__defaults__ = function.__defaults__" if writer.chance(0.5) else "thing.label = 'b'",
             ]
         )
-
-
-class _Plain:
-    """Bodies of helpers and methods: they may not call the program's own code, so that nothing recurses."""
-
-    def __init__(self, writer: StatementWriter) -> None:
-        self.writer = writer
-
-    def body(self, scope: Scope) -> list[str]:
-        """A few statements and a returned tensor."""
-        self.writer.plain = True
-        lines = self.writer.body(scope, self.writer.rng.randint(0, 3), depth=1, returned="T")
-        self.writer.plain = False
-        return [*self._global_line(scope), *lines]
-
-    @staticmethod
-    def _global_line(scope: Scope) -> list[str]:
-        return [f"global {', '.join(sorted(scope.globals_written))}"] if scope.globals_written else []

@@ -1,7 +1,8 @@
 """Run one program in two fresh worlds, eagerly and compiled, and compare the two after each call.
 
 A program is source text. It defines ``function``, which is compiled, and ``call_0``, ``call_1``, ...: each changes the
-program's state and then returns ``run(...)``, where ``run`` is the function or its compiled version.
+program's state and then returns ``run(...)``, where ``run`` is the function or its compiled version. A program with a global
+``tolerance`` calls ``backward`` itself, and its numbers may lie that far apart.
 
 >>> source = "import torch\\ndef function(x): return x * 2\\ndef call_0(run): return run(torch.ones(2))\\n"
 >>> run_program(source).category
@@ -30,7 +31,6 @@ from typing import Any
 import torch
 
 import dovetail
-from dovetail.face.compiled_function import CompiledFunction
 from dovetail.face.loading import load_rules
 from dovetail.guards import AmbientState
 from dovetail.reports.explanation import compiled_function
@@ -159,7 +159,9 @@ def _compare_errors(left: Exception | None, right: Exception | None, kind: str, 
     # Accepted: which of the saved tensors autograd names. The graph saves others than eager's operators do.
     saved = "one of the variables needed for gradient computation has been modified by an inplace operation"
     viewed = "is a view and its base or another view of its base has been modified inplace"
-    if any(text in left_text and text in right_text for text in (saved, viewed)):
+    # How it goes on depends on the operator that made the view.
+    unrecorded = "A view was created in no_grad mode and is being modified inplace with grad mode enabled"
+    if any(text in left_text and text in right_text for text in (saved, viewed, unrecorded)):
         return
     # Accepted: what the graph saved is a copy that the later write does not reach, and the gradient is right.
     if right is None and saved in left_text:
@@ -176,41 +178,18 @@ def _compare_errors(left: Exception | None, right: Exception | None, kind: str, 
         raise Difference(kind, f"{where}: {left_text} and {right_text}\n{shown}")
 
 
-def _gradients_may_round(compiled: CompiledFunction, comparison: Comparison, namespace: dict[str, Any]) -> bool:
-    """Accepted differences: the order in which a gradient is summed up from several parts.
-
-    Eager has one tape. After a graph break, and over several calls, there is one backward function for each graph; and the
-    gradient of an input that is returned itself, or read outside of the graph too, arrives beside that of the graph.
-    """
-    return True
-
-
-def _compare_gradients(comparison: Comparison, exact: bool, where: str) -> None:
-    for path, left, right in comparison.tensors:
-        if not left.is_leaf:
-            continue
-        a, b = left.grad, right.grad
-        if (a is None) != (b is None):
-            raise Difference("gradient", f"{where}: {path}.grad: {a} and {b}")
-        if a is None or b is None:
-            continue
-        if a.shape != b.shape or a.dtype != b.dtype:
-            raise Difference("gradient", f"{where}: {path}.grad: {a} and {b}")
-        scale = float(a.abs().nan_to_num(0.0, 0.0, 0.0).max()) if a.numel() else 0.0
-        close = torch.allclose(a, b, rtol=1e-4, atol=1e-5 * max(scale, 1.0), equal_nan=True)
-        if not close or (exact and not torch.equal(a.nan_to_num(), b.nan_to_num())):
-            raise Difference("gradient", f"{where}: {path}.grad: {a} and {b}")
-
-
 def _is_unchecked(error: BaseException | None) -> bool:
     """Accepted: an operator whose result nobody uses is not run. Where torch's own meta function does not check what the
-    kernel does (two dtypes in one matrix product), the error is lost; where it is used, the graph raises the error as a
-    whole, before any of the program's effects.
+    kernel does (two dtypes in one matrix product, strides beyond the memory), the error is lost; where it is used, the graph
+    raises the error as a whole, before any of the program's effects.
     """
-    return isinstance(error, RuntimeError) and ("same dtype" in str(error) or "same scalar type" in str(error))
+    texts = ("same dtype", "same scalar type", "are out of bounds for storage of size")
+    return isinstance(error, RuntimeError) and any(text in str(error) for text in texts)
 
 
-def _compare_calls(left: _World, right: _World, first: _Call, second: _Call, where: str) -> Comparison:
+def _compare_calls(
+    left: _World, right: _World, first: _Call, second: _Call, where: str, has_gradients: bool
+) -> Comparison:
     _compare_errors(first.error, second.error, "exception", where)
     if first.printed != second.printed:
         raise Difference("printed", f"{where}: {first.printed!r} and {second.printed!r}")
@@ -218,7 +197,7 @@ def _compare_calls(left: _World, right: _World, first: _Call, second: _Call, whe
         raise Difference("random state", where)
     if first.state_of_torch != second.state_of_torch:
         raise Difference("state of torch", f"{where}: {first.state_of_torch[0].differences()}")
-    comparison = Comparison(MODULE_NAME)
+    comparison = Comparison(MODULE_NAME, left.namespace.get("tolerance", 0.0), has_gradients)
     comparison.same(first.result, second.result, f"{where} result")
     comparison.namespace(left.namespace, right.namespace)
     return comparison
@@ -241,13 +220,6 @@ def _unseen_writers(source: str) -> frozenset[str]:
         if isinstance(function, ast.FunctionDef)
         and any(isinstance(node, ast.Attribute) and node.attr == "data" for node in ast.walk(function))
     )
-
-
-def _shared(items: list[tuple[str, torch.Tensor, torch.Tensor]]) -> None:
-    for _, left, right in items:
-        if left.is_leaf:
-            left.grad = None
-            right.grad = None
 
 
 def run_program(source: str, backend: str = "aten", seconds: int = 60) -> Outcome:
@@ -275,20 +247,22 @@ def run_program(source: str, backend: str = "aten", seconds: int = 60) -> Outcom
                     # Either a failure, or accepted; the two worlds are no longer comparable.
                     _compare_errors(first.error, second.error, "exception", name)
                     break
-                comparison = _compare_calls(left, right, first, second, name)
+                comparison = _compare_calls(left, right, first, second, name, not is_written_unseen)
+                if "tolerance" in left.namespace:
+                    continue
                 roots = _differentiable(comparison)
                 errors = [_backward(roots[0]), _backward(roots[1])] if roots[0] else [None, None]
                 _compare_errors(errors[0], errors[1], "backward", name)
                 # What this and earlier calls have saved may be written to; it may be kept, and used by a later backward.
                 is_written_unseen = is_written_unseen or name in unseen_writers
                 if errors == [None, None] and not is_written_unseen:
-                    _compare_gradients(comparison, exact=False, where=name)
+                    for path, *tensors in comparison.tensors:
+                        comparison.gradient(*tensors, f"{name}: {path}")
                 else:
                     # What was accumulated before an error depends on the order of the backward's parts.
                     for _, *tensors in comparison.tensors:
                         for tensor in tensors:
                             tensor.grad = None
-                _shared(comparison.tensors)
     except Difference as difference:
         failure, kind = str(difference), difference.kind
     except OutOfTime:

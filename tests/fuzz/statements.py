@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 from collections.abc import Callable
 
-from tests.fuzz import awkward, effects
+from tests.fuzz import awkward, effects, memory
 from tests.fuzz.generator import CALLABLES, Scope, Writer
 
 _KINDS = ("T", "T", "T", "I", "I", "F", "B", "S", "LT", "LI", "DT", "DI", "C")
@@ -14,9 +14,12 @@ _KINDS = ("T", "T", "T", "I", "I", "F", "B", "S", "LT", "LI", "DT", "DI", "C")
 class StatementWriter(Writer):
     """Draws statements: each is a list of lines, and tells the scope what it binds."""
 
-    def __init__(self, rng: random.Random, breaks: bool) -> None:
+    def __init__(self, rng: random.Random, breaks: bool, about_memory: bool = False) -> None:
         super().__init__(rng, breaks)
         self._budget = 0
+        self.about_memory = about_memory
+        self._modules = [awkward, effects, *([memory] * 10 if about_memory else ())]
+        self.share = 0.75 if about_memory else 0.2
 
     def block(self, scope: Scope, size: int, depth: int) -> list[str]:
         """Some statements, never none."""
@@ -40,20 +43,24 @@ class StatementWriter(Writer):
         """What a program returns: one value, or some in a container."""
         if self.chance(0.4):
             return self.expression("T", scope)
-        parts = [self.expression(self.rng.choice(_KINDS), scope, 1) for _ in range(self.rng.randint(1, 3))]
+        kinds = ("M",) if self.about_memory else _KINDS
+        parts = [self.expression(self.rng.choice(kinds), scope, 1) for _ in range(self.rng.randint(1, 3))]
         parts.insert(0, self.expression("T", scope))
         if self.chance(0.3):
             return "{" + ", ".join(f"{number}: {part}" for number, part in enumerate(parts)) + "}"
         return "(" + ", ".join(parts) + ",)" if self.chance(0.6) else "[" + ", ".join(parts) + "]"
 
     def awkward(self, kind: str, scope: Scope, depth: int) -> str | None:
-        """An expression of :mod:`tests.fuzz.awkward` or :mod:`tests.fuzz.effects`."""
-        return (effects if self.chance(0.5) else awkward).expression(self, kind, scope, depth)
+        """An expression of a module that plugs in."""
+        return self.rng.choice(self._modules).expression(self, kind, scope, depth)
+
+    def _expression_M(self, scope: Scope, depth: int) -> str:
+        return memory.matrix(self, scope, depth)
 
     def statement(self, scope: Scope, depth: int) -> list[str]:
         """One statement."""
-        if self.chance(0.2):
-            lines = (effects if self.chance(0.5) else awkward).statement(self, scope)
+        if self.chance(self.share):
+            lines = self.rng.choice(self._modules).statement(self, scope)
             if not self.plain or not any(name in line for line in lines for name in CALLABLES):
                 return lines
         simple: list[tuple[float, Callable[[Scope], list[str]]]] = [
@@ -472,7 +479,7 @@ class StatementWriter(Writer):
             "with counting():",
             "with contextlib.nullcontext():",
         )
-        heads = (effects if self.chance(0.3) else awkward).head(self, scope) if self.chance(0.3) else [head]
+        heads = self.rng.choice(self._modules).head(self, scope) if self.chance(0.3) else [head]
         return [*heads, *self._inside(scope, depth)]
 
     def _match(self, scope: Scope, depth: int) -> list[str]:

@@ -15,14 +15,24 @@ from tests.fuzz.world import Comparison, Difference
 @settings(max_examples=8, deadline=None, derandomize=True, suppress_health_check=list(HealthCheck))
 @given(st.integers(0, 10**9))
 def test_random_programs_do_compiled_what_they_do_eagerly(seed: int) -> None:
-    source = program(seed)
+    _passes(seed, "memory" if seed % 2 else "python")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("seed", range(6))
+def test_random_training_is_compiled_what_it_is_eagerly(seed: int) -> None:
+    _passes(seed, "training")
+
+
+def _passes(seed: int, theme: str) -> None:
+    source = program(seed, theme)
     outcome = run_program(source)
-    assert not outcome.kind, f"seed {seed}: {outcome.failure}\n{source}"
+    assert not outcome.kind, f"{theme}, seed {seed}: {outcome.failure}\n{source}"
 
 
 @pytest.mark.slow
 def test_most_programs_are_captured() -> None:
-    categories = [run_program(program(seed)).category for seed in range(12)]
+    categories = [run_program(program(seed, "python")).category for seed in range(12)]
     assert categories.count(FALL_BACK) <= 2
     assert categories.count(ONE_GRAPH) >= 4
 
@@ -47,6 +57,8 @@ def test_the_runner_sees_each_sort_of_difference() -> None:
         ("torch.rand(1 + flag)", "random state"),
         ("raise ValueError(str(flag))", "exception ValueError ValueError"),
         ("return [1] if flag else (1,)", "type tuple list"),
+        ("state.grad = x * (1 + flag)", "gradient"),
+        ("return state[:] if flag else state.data", "base"),
     ):
         assert _outcome(f"def function(x, flag):\n    {change}\n{calls}") == kind, change
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import math
 import types
 from collections.abc import Callable
 from typing import Any
@@ -41,10 +42,16 @@ class Difference(Exception):
 
 
 class Comparison:
-    """One walk over two worlds side by side. Two objects are paired at the first meeting and must stay a pair."""
+    """One walk over two worlds side by side. Two objects are paired at the first meeting and must stay a pair.
 
-    def __init__(self, own_module: str) -> None:
+    Values are alike to the bit, or with a tolerance. Gradients are added up in orders that differ, and always have one; what lies in a
+    global named ``gradients`` may be a view of what the operators of a backward have made.
+    """
+
+    def __init__(self, own_module: str, tolerance: float = 0.0, has_gradients: bool = True) -> None:
         self._own_module = own_module
+        self._tolerance = tolerance
+        self._has_gradients = has_gradients
         self._left: dict[int, int] = {}
         self._right: dict[int, int] = {}
         self._storages: dict[int, int] = {}
@@ -60,7 +67,8 @@ class Comparison:
                 f"{path}: {type(left).__name__} and {type(right).__name__}: {left!r:.200} and {right!r:.200}",
             )
         if isinstance(left, _VALUES) and type(left).__module__ in ("builtins", "torch"):
-            if left != right and repr(left) != repr(right):
+            close = isinstance(left, float) and math.isclose(left, right, rel_tol=self._tolerance)
+            if left != right and repr(left) != repr(right) and not close:
                 raise Difference("value", f"{path}: {left!r} and {right!r}")
             return
         if not isinstance(left, tuple) or not self._is_plain_tuple(left):
@@ -68,9 +76,10 @@ class Comparison:
                 return
         self._contents(left, right, path)
 
-    def _same_class(self, left: type, right: type) -> bool:
-        """Whether two classes are the two worlds' versions of one class of the program."""
-        return left.__module__ == right.__module__ == self._own_module and left.__qualname__ == right.__qualname__
+    @staticmethod
+    def _same_class(left: type, right: type) -> bool:
+        """Whether two classes are the two worlds' versions of one class, of the program or made by a function."""
+        return (left.__module__, left.__qualname__) == (right.__module__, right.__qualname__)
 
     @staticmethod
     def _is_plain_tuple(value: Any) -> bool:
@@ -143,12 +152,16 @@ class Comparison:
     def _mapping(
         self, left: dict[Any, Any], right: dict[Any, Any], path: str, skipped: frozenset[str] = frozenset()
     ) -> None:
-        left_keys = [key for key in left if not isinstance(key, str) or key not in skipped]
-        right_keys = [key for key in right if not isinstance(key, str) or key not in skipped]
-        if [repr(key) for key in left_keys] != [repr(key) for key in right_keys]:
-            raise Difference("keys", f"{path}: {left_keys!r:.300} and {right_keys!r:.300}")
+        # Torch numbers the hooks of a process.
+        name = (lambda _: "a hook") if path.endswith("_hooks']") else _name
+        left_keys = {key: name(key) for key in left if not isinstance(key, str) or key not in skipped}
+        right_keys = {key: name(key) for key in right if not isinstance(key, str) or key not in skipped}
+        if [*left_keys.values()] != [*right_keys.values()]:
+            raise Difference("keys", f"{path}: {left_keys.values()!r:.300} and {right_keys.values()!r:.300}")
         for key, other in zip(left_keys, right_keys, strict=True):
-            self.same(left[key], right[other], f"{path}[{key!r}]")
+            if isinstance(key, torch.Tensor):
+                self.same(key, other, f"{path}.keys()")
+            self.same(left[key], right[other], f"{path}[{left_keys[key]}]")
 
     def namespace(self, left: dict[str, Any], right: dict[str, Any]) -> None:
         """Compare two sets of global variables."""
@@ -195,12 +208,40 @@ class Comparison:
                 "stride",
                 f"{path}: {left.stride()} and {right.stride()}, offsets {left.storage_offset()}, {right.storage_offset()}",
             )
-        if not bitwise_equal(left, right):
+        if not bitwise_equal(left, right) and not (
+            self._tolerance and left.is_floating_point() and close(left, right, self._tolerance)
+        ):
             raise Difference("tensor", f"{path}: {left.detach()} and {right.detach()}")
+        if self._has_gradients:
+            self.gradient(left, right, path)
         a, b = left.untyped_storage().data_ptr(), right.untyped_storage().data_ptr()
         if (a or b) and (self._storages.setdefault(a, b) != b or self._storages_back.setdefault(b, a) != a):
             raise Difference("storage", f"{path}: shares its storage with another tensor in one of the two only")
+        if (left._base is None) != (right._base is None) and not path.startswith("globals['gradients']"):
+            raise Difference("base", f"{path}: {left._base} and {right._base}")
         self.tensors.append((path, left, right))
+
+    def gradient(self, left: torch.Tensor, right: torch.Tensor, path: str) -> None:
+        """Raise :class:`Difference` unless what has been accumulated in two tensors is alike."""
+        if not (left.is_leaf or left.retains_grad):
+            return
+        a, b = left.grad, right.grad
+        if a is None and b is None:
+            return
+        if a is None or b is None or a.shape != b.shape or a.dtype != b.dtype or a.requires_grad != b.requires_grad:
+            raise Difference("gradient", f"{path}.grad: {a} and {b}")
+        if not close(a, b, max(self._tolerance, 1e-4)):
+            raise Difference("gradient", f"{path}.grad: {a} and {b}")
+
+
+def _name(key: Any) -> str:
+    return "a tensor" if isinstance(key, torch.Tensor) else repr(key)
+
+
+def close(left: torch.Tensor, right: torch.Tensor, tolerance: float) -> bool:
+    """Whether two tensors differ by little, seen from the largest of the values."""
+    scale = float(left.detach().abs().nan_to_num(0.0, 0.0, 0.0).max()) if left.numel() else 0.0
+    return torch.allclose(left, right, rtol=tolerance, atol=0.1 * tolerance * max(scale, 1.0), equal_nan=True)
 
 
 def _asked(tensor: torch.Tensor, name: str) -> Any:
