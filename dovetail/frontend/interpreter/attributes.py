@@ -143,7 +143,7 @@ class Attributes(LookupGuards):
         guards, real = self.values.guards, traced.real
         if name == "is_leaf" or (name == "grad_fn" and real.is_leaf and target.grad_fn is None):
             guards.add_leafness(traced.index, self.values.where())
-            return real.is_leaf if name == "is_leaf" else None
+            return real.is_leaf and target.grad_fn is None if name == "is_leaf" else None
         attributes = instance_dict(real)
         source = guards.tensor_source(traced.index)
         if attributes and name in attributes:

@@ -319,3 +319,34 @@ def test_the_hook_of_a_leaf_that_is_made_inside_stays_on_it(program: Any, method
         (leaf * 3).sum().backward()
         found.append((leaf.grad, other))
     same(found[0], found[1])
+
+
+def written_with_a_gradient(x: Tensor, y: Tensor) -> Any:
+    x.sub_(y)
+    x.retain_grad()
+    return x.is_leaf
+
+
+def written_in_part(x: Tensor, y: Tensor) -> Any:
+    x[:2].mul_(y[:2])
+    x.register_hook(lambda gradient: gradient * 5)
+    x.retain_grad()
+    return x.is_leaf
+
+
+def written_unrecorded(x: Tensor, y: Tensor) -> Any:
+    with torch.no_grad():
+        x.sub_(y)
+    x.requires_grad_()
+    return x.is_leaf
+
+
+@pytest.mark.parametrize("program", (written_with_a_gradient, written_in_part, written_unrecorded))
+def test_an_input_that_was_written_to_is_a_leaf_no_more(program: Callable[..., Any]) -> None:
+    seen = []
+    for run in (program, dovetail.compile(program, backend="aten")):
+        x, y = torch.arange(3.0), torch.full((3,), 2.0, requires_grad=True)
+        is_leaf = run(x, y)
+        (x * 3).sum().backward()
+        seen.append((is_leaf, x.is_leaf, x.retains_grad, x.grad, y.grad))
+    same(*seen)
