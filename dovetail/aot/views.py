@@ -9,10 +9,8 @@ import torch
 
 from dovetail.torch_private import sizes as private_sizes
 from dovetail.torch_private import tensors as private_tensors
+from dovetail.torch_private import tracing as private_tracing
 from dovetail.trace import Bindings
-
-Geometry = tuple[tuple[int, ...], tuple[int, ...], int]
-"""Size, stride and offset from the base's."""
 
 
 class AutogradView:
@@ -60,10 +58,8 @@ class StridedView:
         self._dims = view.dim()
         self._compute: Any = None
         if self.plain is None:
-            offset = view.storage_offset() - base.storage_offset()
-            self._compute = bindings.function(
-                [*map(private_sizes.expression_of, (*view.shape, *view.stride(), offset))]
-            )
+            *numbers, offset = _layout(view)[3:]
+            self._compute = bindings.function([*numbers, offset - _layout(base)[-1]])
 
     def __call__(self, base: torch.Tensor, inputs: Sequence[torch.Tensor]) -> torch.Tensor:
         """The view, of another base."""
@@ -108,13 +104,15 @@ def reads_other_bits(view: torch.Tensor, base: torch.Tensor) -> bool:
     return (view.dtype, view.is_conj(), view.is_neg()) != (base.dtype, base.is_conj(), base.is_neg())
 
 
-def _plain_geometry(view: torch.Tensor, base: Any) -> Geometry | None:
-    """The geometry of a view in plain numbers; None where it has symbols, or where strides alone do not make the view."""
+def _plain_geometry(view: torch.Tensor, base: Any) -> tuple[tuple[int, ...], tuple[int, ...], int] | None:
+    """Size, stride and offset from the base's; None where it has symbols, or where strides alone do not make the view."""
     if private_sizes.has_symbols(view) or private_sizes.has_symbols(base) or reads_other_bits(view, base):
         return None
-    return tuple(view.shape), view.stride(), int(view.storage_offset() - base.storage_offset())
+    return tuple(view.shape), view.stride(), int(_layout(view)[-1] - _layout(base)[-1])
 
 
 def _layout(value: torch.Tensor) -> tuple[Any, ...]:
-    numbers = map(private_sizes.expression_of, (*value.shape, *value.stride(), value.storage_offset()))
+    # After a write, torch's wrapper of an input still has the offset from before.
+    inner: Any = private_tracing.from_fun(value)
+    numbers = map(private_sizes.expression_of, (*value.shape, *value.stride(), inner.storage_offset()))
     return (value.dtype, value.is_conj(), value.is_neg(), *numbers)
