@@ -24,8 +24,9 @@ from dovetail.frontend.code.frame import Break
 from dovetail.frontend.effects.journal import Effect
 from dovetail.frontend.protocol import TracingInterpreter
 from dovetail.frontend.rules import attribute_rule, end_rule, leaving_rule
+from dovetail.guards import ComputedSource, Equals
 from dovetail.torch_private import calls as private_calls
-from dovetail.trace import Retry
+from dovetail.trace import Retry, TracedInput
 
 
 @dataclass(eq=False)
@@ -197,6 +198,25 @@ def _leaving(interpreter: TracingInterpreter, value: torch.Tensor) -> None:
 @end_rule
 def _end(interpreter: TracingInterpreter) -> None:
     interpreter.state(HooksOutside).check_inputs()
+    for item in interpreter.trace.inputs:
+        if item.value.requires_grad and item.is_written_differentiably and item.real._base is not None:
+            _check_view(interpreter, item)
+
+
+def _check_view(interpreter: TracingInterpreter, item: TracedInput) -> None:
+    """A write to a view takes its node out of the graph of autograd, with its hooks; those of another tensor stay."""
+    if _is_hooked(item.real):
+        raise Break(
+            f"{item.name}, a view with a hook on its gradient, is written to",
+            "hook the tensor that it is a view of, or write to a clone",
+        )
+    source = interpreter.values.guards.tensor_source(item.index)
+    hooked = ComputedSource(_is_hooked, (source,), f"{source.name}._backward_hooks")
+    interpreter.values.guard(hooked, Equals(False), f"{item.name} was written to")
+
+
+def _is_hooked(tensor: torch.Tensor) -> bool:
+    return bool(tensor._backward_hooks)
 
 
 @attribute_rule("retains_grad")

@@ -350,3 +350,30 @@ def test_an_input_that_was_written_to_is_a_leaf_no_more(program: Callable[..., A
         (x * 3).sum().backward()
         seen.append((is_leaf, x.is_leaf, x.retains_grad, x.grad, y.grad))
     same(*seen)
+
+
+def overwritten(x: Tensor) -> Any:
+    tripled = x * 3
+    x.clamp_(-1, 1)
+    return tripled
+
+
+def hooked_before_a_break(x: Tensor) -> Any:
+    x.register_hook(lambda gradient: gradient * 2)
+    torch._dynamo.graph_break()
+    x.clamp_(-1, 1)
+    return x * 1
+
+
+@pytest.mark.parametrize("program", (overwritten, hooked_before_a_break))
+def test_a_write_to_a_view_takes_its_hooks_out_of_the_graph(program: Callable[..., Any]) -> None:
+    seen = []
+    for run in (program, dovetail.compile(program, backend="aten")):
+        for is_hooked in (False, True):
+            root = torch.linspace(-1, 1, 4, requires_grad=True)
+            x = (root * 2)[:]
+            if is_hooked:
+                x.register_hook(lambda gradient: gradient * 5)
+            (x.sum() + run(x).sum() + x.sum()).backward()
+            seen.append(root.grad)
+    same(seen[:2], seen[2:])
