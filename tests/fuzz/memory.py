@@ -44,7 +44,8 @@ def opaque(t):
     eval('1 + 1')
     return t
 def hooked_here(t, hook):
-    if t.requires_grad: t.register_hook(hook)
+    # Torch 2.13 crashes where it looks for the node of a view that was written to unrecorded.
+    if t.requires_grad and torch.is_grad_enabled(): t.register_hook(hook)
 def hooked_leaf(t, hook):
     if t.requires_grad and t.is_leaf: t.register_post_accumulate_grad_hook(hook)
 def retained(t):
