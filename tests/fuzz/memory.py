@@ -147,7 +147,7 @@ _VALUES = (
     "opaque({M})",
     "Cube.apply({M})",
     "Doubled.apply({M}, {M})[0]",
-    "torch.utils.checkpoint.checkpoint(lambda t: (t * {M}).sin(), {M}, use_reentrant=False)",
+    "torch.utils.checkpoint.checkpoint(lambda t, other={M}: (t * other).sin(), {M}, use_reentrant=False)",
     "torch.func.grad(lambda t: (t * {M}).sin().sum())({M})",
 )
 _WRITES = (

@@ -23,6 +23,7 @@ from dovetail.guards import AttributeSource, Equals
 from dovetail.torch_private import autograd_nodes as private_autograd_nodes
 from dovetail.torch_private import calls as private_calls
 from dovetail.torch_private import sizes as private_sizes
+from dovetail.torch_private import tensors as private_tensors
 from dovetail.trace import Trace, TracedInput
 from dovetail.trace.overrides import autograd_nodes
 from dovetail.trace.settings import GRAPH_BREAKS, Retry
@@ -193,3 +194,20 @@ def _parameter(interpreter: TracingInterpreter, args: Arguments, kwargs: Keyword
 def _finish(interpreter: TracingInterpreter) -> None:
     """Native code may have set flags too."""
     interpreter.state(GradientFlags)
+    for item in interpreter.trace.inputs:
+        if type(item.real) is torch.Tensor and item.requires_grad and item.real.is_leaf and _is_written(item):
+            _guard_no_view(interpreter, item)
+
+
+def _is_written(item: TracedInput) -> bool:
+    return private_tensors.version_of(item.value) != item.original_version
+
+
+def _guard_no_view(interpreter: TracingInterpreter, item: TracedInput) -> None:
+    """After a write to a leaf that is a view, autograd makes older views anew, of a base that requires no gradient."""
+    if item.real._base is not None:
+        raise Break(
+            f"{item.name}, a leaf that is a view, is written to", "write to it outside of the compiled function"
+        )
+    source = AttributeSource(interpreter.values.guards.tensor_source(item.index), "_base")
+    interpreter.values.guard(source, Equals(None), f"{item.name} is no view")

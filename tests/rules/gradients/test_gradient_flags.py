@@ -172,3 +172,29 @@ def test_a_part_that_is_frozen_for_a_backward_inside(backend: str, again: bool) 
             left_parameters, right_parameters = [*left.parameters()], [*right.parameters()]
             assert [item.requires_grad for item in left_parameters] == [item.requires_grad for item in right_parameters]
             same([item.grad for item in left_parameters], [item.grad for item in right_parameters])
+
+
+def view_before_a_write(x: Tensor) -> Tensor:
+    view = x.t().t()
+    with torch.no_grad():
+        x.mul_(2)
+    return view
+
+
+def value_after_a_write(x: Tensor) -> Tensor:
+    x.detach().mul_(2)
+    return x * 3
+
+
+@pytest.mark.parametrize("program", [view_before_a_write, value_after_a_write])
+@pytest.mark.parametrize("first", [False, True])
+@pytest.mark.filterwarnings("ignore")
+def test_a_leaf_that_is_a_view_is_written_to(program: Callable[[Tensor], Tensor], first: bool) -> None:
+    seen = []
+    for run in (program, dovetail.compile(program, backend="aten")):
+        for is_view in (first, not first, first):
+            memory = torch.arange(12.0).reshape(4, 3)
+            x = (memory[1:3] if is_view else memory[1:3].clone()).requires_grad_()
+            run(x).sum().backward()
+            seen.append((x.detach(), x.grad))
+    same(seen[:3], seen[3:])
