@@ -45,7 +45,7 @@ def opaque(t):
     return t
 def hooked_here(t, hook):
     # Torch 2.13 crashes where it looks for the node of a view that was written to unrecorded.
-    if t.requires_grad and torch.is_grad_enabled(): t.register_hook(hook)
+    if t.requires_grad and (t.is_leaf or t.grad_fn is not None): t.register_hook(hook)
 def hooked_leaf(t, hook):
     if t.requires_grad and t.is_leaf: t.register_post_accumulate_grad_hook(hook)
 def retained(t):
