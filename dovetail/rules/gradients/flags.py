@@ -194,8 +194,10 @@ def _parameter(interpreter: TracingInterpreter, args: Arguments, kwargs: Keyword
 def _finish(interpreter: TracingInterpreter) -> None:
     """Native code may have set flags too."""
     interpreter.state(GradientFlags)
+    changed = {change.input_index for change in interpreter.trace.metadata_changes}
     for item in interpreter.trace.inputs:
-        if type(item.real) is torch.Tensor and item.requires_grad and item.real.is_leaf and _is_written(item):
+        is_changed = item.index in changed or (item.real.is_leaf and _is_written(item))
+        if is_changed and item.requires_grad and type(item.real) is torch.Tensor:
             _guard_no_view(interpreter, item)
 
 
@@ -204,10 +206,13 @@ def _is_written(item: TracedInput) -> bool:
 
 
 def _guard_no_view(interpreter: TracingInterpreter, item: TracedInput) -> None:
-    """After a write to a leaf that is a view, autograd makes older views anew, of a base that requires no gradient."""
+    """A write to a leaf that is a view: autograd makes older views anew, of a base that requires no gradient. A change of the sizes
+    of a view of a leaf: eager's error, which would come before the graph has run.
+    """
     if item.real._base is not None:
         raise Break(
-            f"{item.name}, a leaf that is a view, is written to", "write to it outside of the compiled function"
+            f"{item.name}, a view that requires a gradient, is changed in place",
+            "change it outside of the compiled function",
         )
     source = AttributeSource(interpreter.values.guards.tensor_source(item.index), "_base")
     interpreter.values.guard(source, Equals(None), f"{item.name} is no view")

@@ -198,3 +198,19 @@ def test_a_leaf_that_is_a_view_is_written_to(program: Callable[[Tensor], Tensor]
             run(x).sum().backward()
             seen.append((x.detach(), x.grad))
     same(seen[:3], seen[3:])
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_a_view_of_a_leaf_is_turned_around_in_place() -> None:
+    def program(x: Tensor, y: Tensor) -> None:
+        x.mul_(2)
+        y.t_()
+
+    seen = []
+    for run in (program, dovetail.compile(program, backend="aten")):
+        x, leaf = torch.ones(2), torch.ones(3, 2, requires_grad=True)
+        run(x, leaf * 1)
+        with pytest.raises(RuntimeError, match="view of a leaf"):
+            run(x, leaf.t())
+        seen.append(x)
+    same(*seen)
