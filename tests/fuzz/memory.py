@@ -189,7 +189,7 @@ _SEEN = (
 )
 _SEEN_NUMBERS = ("{M}.sum().item() > 0", "float({M}.sum())", "torch.rand(1).item()")
 _GRADIENTS = (
-    "hooked_here({M}, lambda g: g * 2)",
+    "hooked_here({M}, lambda g: None if g is None else g * 2)",
     "hooked_here({M}, lambda g: messages.append('hook'))",
     "hooked_leaf({M}, lambda t: messages.append('accumulated'))",
     "if {M}.requires_grad: (leaf_2 * {M}).register_hook(lambda g: messages.append('hook'))",
