@@ -26,7 +26,7 @@ from dovetail.trace.overrides import WRITE_CHECKS, RefusedOperatorError
 from dovetail.trace.repeats import draws_random_numbers
 from dovetail.trace.trace import open_trace
 
-_METHODS = ("forward", "backward", "setup_context", "vjp", "jvp")
+_METHODS = ("forward", "backward", "setup_context", "vjp", "jvp", "vmap")
 
 
 class Interpreted:
