@@ -6,7 +6,6 @@ import collections
 import dataclasses
 import functools
 import itertools
-import operator
 import types
 import warnings
 import weakref
@@ -169,10 +168,7 @@ MADE_BY_CALL: dict[type, Callable[[Any], tuple[Any, ...]]] = {
     slice: lambda value: (slice, (value.start, value.stop, value.step)),
     torch.Size: lambda value: (torch.Size, (tuple(value),)),
     super: lambda value: (super, (value.__thisclass__, value.__self__)),
-    **dict.fromkeys(
-        (functools.partial, operator.attrgetter, operator.itemgetter, operator.methodcaller),
-        lambda value: value.__reduce__(),
-    ),
+    functools.partial: lambda value: value.__reduce__(),
 }
 """By class: the function, its arguments and perhaps a state, by which a value is made again."""
 

@@ -35,6 +35,7 @@ from dovetail.frontend.interpreter.operators import IN_PLACE
 from dovetail.frontend.interpreter.user_code import calls_user_code, is_user_function
 from dovetail.frontend.protocol import TracingInterpreter
 from dovetail.frontend.rules import (
+    callable_rule,
     content_of,
     data_rule,
     error_rule,
@@ -216,7 +217,8 @@ class NativeCalls(TracingInterpreter):
             starters = (class_attribute(value, "__init__")[0], class_attribute(value, "__new__")[0])
             is_python = any(isinstance(item, (types.FunctionType, staticmethod)) for item in starters)
         else:
-            is_python = isinstance(class_attribute(type(value), "__call__")[0], types.FunctionType)
+            of_class = class_attribute(type(value), "__call__")[0]
+            is_python = isinstance(of_class, types.FunctionType) or type(value) in callable_rule
         return self.trampoline(value) if is_python else self.native_argument(plain_flag(value))
 
     def trampoline(self, function: Any) -> Callable[..., Any]:

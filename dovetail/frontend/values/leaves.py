@@ -30,7 +30,6 @@ IDENTITY_TYPES = (
     *(private_operators.OpOverload, private_operators.OpOverloadPacket),
     # Immutable, and what native code makes of them depends on all that they hold.
     *(re.Pattern, re.Match, types.GenericAlias, types.UnionType),
-    *(operator.itemgetter, operator.attrgetter, operator.methodcaller),
 )
 TRUSTED_PREFIXES = (
     *("torch", "builtins", "math", "operator", "functools", "itertools", "collections", "contextlib", "typing"),

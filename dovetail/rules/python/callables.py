@@ -24,7 +24,8 @@ from dovetail.frontend.interpreter.call_tables import LOOKING, runs_natively
 from dovetail.frontend.protocol import TracingInterpreter
 from dovetail.frontend.rules import Arguments, Keywords, callable_rule, called_rule, rule, wrapper_rule
 from dovetail.frontend.values.leaves import is_leaf_value, plain_numbers
-from dovetail.guards import Answers, ComputedSource, Equals, Source
+from dovetail.frontend.values.values import Values
+from dovetail.guards import Answers, ComputedSource, DictKeys, Equals, ItemSource, Length, Source
 from dovetail.runtime.recipe_builder import MADE_BY_CALL, interpreted_of
 from dovetail.torch_private import checkpoints as private_checkpoints
 from dovetail.torch_private import libraries as private_libraries
@@ -119,17 +120,58 @@ def _new_type(interpreter: TracingInterpreter, function: Any, args: Arguments, k
 GETTERS: tuple[type, ...] = (operator.attrgetter, operator.itemgetter, operator.methodcaller)
 
 
-@callable_rule(*GETTERS)
-def _get(interpreter: TracingInterpreter, getter: Any, args: Arguments, kwargs: Keywords) -> Any:
+def _held_by(getter: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """What a getter was made with, by position and by name.
+
+    >>> _held_by(operator.methodcaller("sort", reverse=True))
+    (('sort',), {'reverse': True})
+    """
     maker, items = getter.__reduce__()
     # A method called with keywords: they are in a partial function.
-    name, keywords = (maker.args[0], maker.keywords) if maker not in GETTERS else (items[0], {})
-    if len(args) != 1 or kwargs or not all(map(is_leaf_value, (*items, *keywords.values()))):
+    return (items, {}) if maker in GETTERS else ((*maker.args, *items), maker.keywords)
+
+
+def _made_anew(getter: Any) -> tuple[Any, ...]:
+    items, keywords = _held_by(getter)
+    return CachedCall(len(items), tuple(keywords)), (type(getter), *items, *keywords.values())
+
+
+def _makes(kind: type) -> None:
+    MADE_BY_CALL[kind] = _made_anew
+
+    @rule(kind)
+    def made(interpreter: TracingInterpreter, args: Arguments, kwargs: Keywords) -> Any:
+        """It keeps what it is given, tensors of the graph too."""
+        getter = kind(*args, **kwargs)
+        interpreter.created(getter)
+        return getter
+
+
+for _kind in GETTERS:
+    _makes(_kind)
+
+
+def _read_what_is_held(values: Values, getter: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """What a getter was made with, as the program sees it; one that existed before never changes, but may be another one."""
+    items, keywords = _held_by(getter)
+    if (source := values.source_of(getter)) is None:
+        return items, keywords
+    held = ComputedSource(_held_by, (source,), f"what {source.name} was made with")
+    first, second, reason = ItemSource(held, 0), ItemSource(held, 1), f"{source.name} was called"
+    values.guard(first, Length(len(items)), reason)
+    values.guard(second, DictKeys(tuple(keywords)), reason)
+    given = tuple(values.read(item, ItemSource(first, place)) for place, item in enumerate(items))
+    return given, {name: values.read(item, ItemSource(second, name)) for name, item in keywords.items()}
+
+
+@callable_rule(*GETTERS)
+def _get(interpreter: TracingInterpreter, getter: Any, args: Arguments, kwargs: Keywords) -> Any:
+    if len(args) != 1 or kwargs:
         return interpreter.call_native(getter, args, kwargs)
+    items, keywords = _read_what_is_held(interpreter.values, getter)
     (target,) = args
     if type(getter) is operator.methodcaller:
-        given = items if keywords else items[1:]
-        return interpreter.call(interpreter.load_attribute(target, name), given, dict(keywords))
+        return interpreter.call(interpreter.load_attribute(target, items[0]), items[1:], dict(keywords))
     found = tuple(_get_one(interpreter, type(getter), target, item) for item in items)
     return found if len(found) > 1 else found[0]
 
@@ -192,20 +234,33 @@ def keeps_its_results(function: Any) -> bool:
     return info.maxsize is None or info.currsize < info.maxsize
 
 
+def has_forgotten(function: Any) -> bool:
+    """Whether a cache with an end has let go of a result since it was cleared: asking it may compute something again.
+
+    >>> has_forgotten(functools.lru_cache(maxsize=0)(max))
+    False
+    """
+    info = function.cache_info()
+    return info.maxsize is not None and info.misses > info.currsize
+
+
 @callable_rule(functools._lru_cache_wrapper)
 def _cached(interpreter: TracingInterpreter, function: Any, args: Arguments, kwargs: Keywords) -> Any:
     """A function with a cache: for constants the cache is asked, which may hold what nobody would compute today."""
     # A cache around a partial function has neither name nor module.
     name = getattr(function, "__qualname__", "a function")
     given = [*args, *kwargs.values()]
-    if any(isinstance(item, torch.Tensor) for item in given) or runs_natively(
-        getattr(function, "__module__", None) or ""
-    ):
-        return interpreter.call(function.__wrapped__, args, kwargs)
     # A library is taken to keep in a cache what follows from the arguments.
     has_library_code = is_in_library(getattr(getattr(function.__wrapped__, "__code__", None), "co_filename", None))
-    if has_library_code and any(map(private_sizes.is_symbolic, private_trees.tree_leaves(given))):
+    has_tensors = any(isinstance(item, torch.Tensor) for item in given)
+    is_symbolic = any(map(private_sizes.is_symbolic, private_trees.tree_leaves(given)))
+    if runs_natively(getattr(function, "__module__", None) or "") or (
+        has_library_code and (has_tensors or is_symbolic)
+    ):
         return interpreter.call(function.__wrapped__, args, kwargs)
+    if has_tensors:
+        # It may hold a result of before: a tensor is looked up by its identity, not by its numbers.
+        raise Break(f"the cache of {name} is asked for a tensor", "call it outside")
     given = [plain_numbers(item) for item in given]
     places = [_place_of_key(interpreter, item) for item in given]
     if not all(is_leaf_value(place) or isinstance(place, (*_CACHE_KEYS, Source)) for place in places):
@@ -213,6 +268,9 @@ def _cached(interpreter: TracingInterpreter, function: Any, args: Arguments, kwa
             return interpreter.call(function.__wrapped__, args, kwargs)
         raise Break(f"the cache of {name} is asked for an object", "call it outside")
     call = CachedCall(len(args), tuple(kwargs))
+    if not has_library_code and not keeps_its_results(function):
+        # Whether this result is still there, nobody can ask without having another one forgotten.
+        raise Break(f"the cache of {name} has no room left, and may compute results again", "give it more (maxsize)")
     was_empty, state = function.cache_info().currsize == 0, torch.default_generator.get_state()
     is_unseen = private_tracing.disable_current_modes(), interpreter.trace.recorder.paused()
     with is_unseen[0], is_unseen[1], private_checkpoints.the_default_generator():
@@ -229,6 +287,10 @@ def _cached(interpreter: TracingInterpreter, function: Any, args: Arguments, kwa
     source = ComputedSource(call, (values.pin(function, name), *places), f"result of {name}")
     if is_leaf_value(result):
         if is_made_before:
+            if not has_library_code:
+                values.guard(
+                    values.pin(function, name), Answers(has_forgotten, (), False), f"the cache of {name} was asked"
+                )
             values.guard(source, Equals(result), f"the cache of {name} was asked")
         return result
     if isinstance(result, Iterator) or not (has_library_code or (is_made_before and keeps_its_results(function))):

@@ -73,6 +73,24 @@ def noise(n: int) -> torch.Tensor:
 
 
 @functools.cache
+def exponential(of: torch.Tensor, times: int = 1) -> torch.Tensor:
+    computed.append(("exponential", times))
+    return of.exp() * times
+
+
+@functools.lru_cache(maxsize=1)
+def of_one(n: int) -> int:
+    computed.append(("of_one", n))
+    return n + 1
+
+
+@functools.lru_cache(maxsize=0)
+def of_none(n: int) -> int:
+    computed.append(("of_none", n))
+    return n + 2
+
+
+@functools.cache
 def items(n: int) -> list[int]:
     return [n, n + 1]
 
@@ -95,7 +113,12 @@ class Biased(torch.nn.Module):
 
 
 module = Biased()
-CACHES: tuple[Any, ...] = (mask, config, wider, doubled, of_two, weight, layer, noise, items, Biased.bias)
+#: Looked up by a tensor; it is written to between calls.
+looked_up = torch.zeros(3)
+CACHES: tuple[Any, ...] = (
+    *(mask, config, wider, doubled, of_two, weight, layer, noise, items, Biased.bias),
+    *(exponential, of_one, of_none),
+)
 
 
 def _masked(x: torch.Tensor) -> torch.Tensor:
@@ -142,6 +165,7 @@ def _of_module(x: torch.Tensor) -> torch.Tensor:
 def _change(number: int) -> None:
     """What the program does to its caches between calls."""
     config(3).n += 1
+    looked_up.add_(1)
     if number == 1:
         mask.cache_clear()
         config.cache_clear()
@@ -154,6 +178,7 @@ def _change(number: int) -> None:
 def _outcomes(function: Callable[[torch.Tensor], torch.Tensor]) -> list[Any]:
     computed.clear()
     module.step, module.scale.grad = 3, None
+    looked_up.zero_()
     for cache in CACHES:
         cache.cache_clear()
     torch.manual_seed(0)
@@ -190,7 +215,33 @@ def _object_of_its_own(x: torch.Tensor) -> torch.Tensor:
     return x * doubled(Config(4))
 
 
-BREAKS = {_drawn_before: "draws random numbers", _too_many: "no constant", _object_of_its_own: "asked for an object"}
+def _by_tensor(x: torch.Tensor) -> torch.Tensor:
+    # What was computed from the numbers of before stays in the cache.
+    again = exponential(looked_up)
+    return x * exponential(looked_up) + (2 if again is exponential(looked_up) else 3)
+
+
+def _by_own_tensor(x: torch.Tensor) -> torch.Tensor:
+    return exponential(x * 2, times=2)
+
+
+def _forgotten(x: torch.Tensor) -> torch.Tensor:
+    return x * of_one(x.shape[0]) + of_one(7)
+
+
+def _never_kept(x: torch.Tensor) -> torch.Tensor:
+    return x * of_none(3)
+
+
+BREAKS = {
+    _drawn_before: "draws random numbers",
+    _too_many: "no constant",
+    _object_of_its_own: "asked for an object",
+    _by_tensor: "asked for a tensor",
+    _by_own_tensor: "asked for a tensor",
+    _forgotten: "no room left",
+    _never_kept: "no room left",
+}
 
 
 @pytest.mark.parametrize("program", BREAKS, ids=lambda program: program.__name__.strip("_"))
