@@ -220,8 +220,9 @@ class EffectJournal:
         self._attributes: dict[tuple[int, str], WrittenAttribute] = {}
         self._late: list[Callable[[], list[Effect]]] = []
         self._is_result: Callable[[Any], bool] | None = None
-        #: How often anything that existed before the capture was written to.
-        self.writes = 0
+        #: How often anything that existed before the capture was written to; how often an iterator was advanced or native
+        #: code called back.
+        self.writes = self.moves = 0
         #: Inputs that require a gradient from the start of the graph on.
         self.inputs_made_differentiable: list[int] = []
         #: Inputs whose ``.grad`` is dropped before the graph computes anything, each with the input that the gradient is.

@@ -69,7 +69,8 @@ WRITERS = frozenset(
     }
 )
 # Methods of lists and tuples that compare their items, and those of dictionaries that look a key up: the most arguments they take.
-SEARCHES, LOOKUPS = {"count": 1, "index": 3, "remove": 1}, {"get": 2, "__getitem__": 1, "__contains__": 1}
+SEARCHES, LOOKUPS = {"count": 1, "index": 3, "remove": 1}, {"get": 2, "__getitem__": 1}
+SEARCHES["__contains__"] = LOOKUPS["__contains__"] = 1
 # Functions that compare what they are given, or its items, by ``==`` or by hash.
 COMPARING = frozenset({itertools.groupby, operator.countOf, operator.indexOf, dict.fromkeys})
 # Functions that compare, keep or describe the functions they are given, and call none of them; rules add more.
@@ -111,8 +112,6 @@ _STORING_METHODS: dict[type | None, frozenset[str]] = {
 
 def stores_its_arguments(function: Any) -> bool:
     """Whether a bound method of a list or dictionary puts its arguments there as they are; keys become plain by themselves."""
-    owner = getattr(function, "__self__", None)
-    if owner is tuple:
-        # It makes named tuples.
-        return getattr(function, "__name__", "") == "__new__"
-    return getattr(function, "__name__", "") in _STORING_METHODS.get(type(owner), frozenset())
+    owner, name = getattr(function, "__self__", None), getattr(function, "__name__", "")
+    # ``tuple.__new__`` makes named tuples.
+    return name == "__new__" if owner is tuple else name in _STORING_METHODS.get(type(owner), frozenset())

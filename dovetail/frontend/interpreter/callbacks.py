@@ -11,7 +11,7 @@ import contextlib
 import sys
 import types
 from collections import deque
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 import torch
@@ -25,7 +25,6 @@ _OTHERS = frozenset(
     {"__init__", "__new__", "__call__", "__getattr__", "__getattribute__", "__setattr__", "__delattr__"}
 )
 _CONTAINERS = (list, tuple, set, frozenset, deque)
-_DEPTH = 3
 
 Codes = dict[types.CodeType, str]
 
@@ -40,21 +39,25 @@ def callback_codes(values: Iterable[Any], without: frozenset[str] = frozenset())
     ['Position.__index__']
     """
     found: Codes = {}
-    seen: set[type] = set()
-    _collect(values, found, seen, _DEPTH)
+    _collect(values, found, set(), set())
     return {code: name for code, name in found.items() if name.rpartition(".")[2] not in without} if without else found
 
 
-def _collect(values: Iterable[Any], found: Codes, seen: set[type], depth: int) -> None:
+#: What native code reaches through values of Python's own; rules add more.
+PARTS: list[tuple[Any, Callable[[Any], Iterable[Any]]]] = [
+    (_CONTAINERS, lambda value: next(kind for kind in _CONTAINERS if isinstance(value, kind)).__iter__(value)),
+    (dict, lambda value: (*dict.keys(value), *dict.values(value))),
+    (slice, lambda value: (value.start, value.stop, value.step)),
+]
+
+
+def _collect(values: Iterable[Any], found: Codes, seen: set[type], inside: set[int]) -> None:
     for value in values:
         kind = type(value)
-        if isinstance(value, _CONTAINERS) and depth and (not isinstance(value, tuple) or tuple.__len__(value)):
-            _collect(kind.__iter__(value) if kind in _CONTAINERS else _plain_items(value), found, seen, depth - 1)
-        elif isinstance(value, dict) and depth:
-            _collect(dict.keys(value), found, seen, depth - 1)
-            _collect(dict.values(value), found, seen, depth - 1)
-        elif isinstance(value, slice):
-            _collect((value.start, value.stop, value.step), found, seen, depth)
+        parts = next((parts for kinds, parts in PARTS if isinstance(value, kinds)), None)
+        if parts is not None and id(value) not in inside:
+            inside.add(id(value))
+            _collect(parts(value), found, seen, inside)
         # The interpreter's own generators and iterators may inherit from Python's.
         is_own = _module(kind).startswith(OWN_MODULES)
         if kind in seen or is_own or isinstance(value, (torch.Tensor, type)) or is_leaf_value(value):
@@ -66,7 +69,7 @@ def _collect(values: Iterable[Any], found: Codes, seen: set[type], depth: int) -
                 continue
             for name, method in type.__getattribute__(owner, "__dict__").items():
                 method = method.__func__ if type(method) in (classmethod, staticmethod) else method
-                is_special = name[:2] == name[-2:] == "__" and name not in _OTHERS
+                is_special = (name[:2] == name[-2:] == "__" and name not in _OTHERS) or name == "keys"
                 if is_special and type(method) is types.FunctionType and not runs_natively(method.__module__ or ""):
                     found.setdefault(method.__code__, f"{owner.__name__}.{name}")
 
@@ -74,10 +77,6 @@ def _collect(values: Iterable[Any], found: Codes, seen: set[type], depth: int) -
 def _module(kind: type) -> str:
     name = kind.__module__
     return name if type(name) is str else ""
-
-
-def _plain_items(value: Any) -> Iterator[Any]:
-    return next(kind for kind in _CONTAINERS if isinstance(value, kind)).__iter__(value)
 
 
 @contextlib.contextmanager

@@ -9,7 +9,7 @@ import itertools
 import operator
 import types
 from collections import deque
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, MappingView
 from typing import Any
 
 import torch
@@ -32,6 +32,7 @@ CONTAINERS = (list, tuple, dict, set, frozenset, deque)
 
 # Answers of these about a key are guarded (see :mod:`dovetail.frontend.values.aliases`).
 HASHING = frozenset({"__hash__", "__eq__"})
+_COMPARISONS = frozenset({"__eq__", "__ne__", "__lt__", "__le__", "__gt__", "__ge__"})
 _TAKE_INDEX = ("insert", "pop", "__getitem__", "__setitem__", "__delitem__")
 
 
@@ -195,6 +196,7 @@ class Containers(TracingInterpreter):
                 return False, self.call(types.MethodType(method, iterator), (), {})
             if self.values.source_of(iterator) is not None:
                 raise Break("an iterator that existed before is advanced", "hand over a list instead", is_clean=True)
+            self.effects.moves += 1
             return False, self.values.wrap(next(iterator))
         except StopIteration as stop:
             return True, stop.value
@@ -364,13 +366,10 @@ class Containers(TracingInterpreter):
                     if isinstance(item, torch.Tensor):
                         base.__setitem__(owner, position, self.values.wrap(item))
         arguments = tuple(self._container_argument(owner, at, item) for at, item in enumerate(args))
-        keywords = {
-            key: self.called_argument(item) if key == "key" else self.native_argument(item)
-            for key, item in kwargs.items()
-        }
-        held = list.__iter__(owner) if isinstance(owner, list) else ()
-        codes = callback_codes((*arguments, *keywords.values(), *held), HASHING)
-        with watched(function, codes):
+        keywords = {at: (self.called_argument if at == "key" else self.native_argument)(kwargs[at]) for at in kwargs}
+        held = (owner,) if isinstance(owner, list) or name[:2] == "__" else ()
+        without = frozenset() if name in _COMPARISONS else HASHING
+        with watched(function, callback_codes((*held, *arguments, *keywords.values()), without)):
             result = function(*arguments, **keywords)
         if writes and isinstance(owner, dict):
             self.effects.touch_all(owner)
@@ -387,6 +386,10 @@ class Containers(TracingInterpreter):
         return args
 
     def _container_argument(self, owner: Any, at: int, item: Any) -> Any:
+        if isinstance(item, (Iterator, MappingView)) and self.values.source_of(item) is not None:
+            raise Break(
+                "an iterator or a view that existed before the call is gone through", "hand over a list instead"
+            )
         if not isinstance(owner, (dict, set)):
             return self.native_argument(item)
         # A tensor is a key there, and the container has the real ones.

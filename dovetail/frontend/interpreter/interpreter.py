@@ -180,7 +180,7 @@ class Interpreter(Names, Attributes, Stores, Operators, Calls, NativeCalls):
                 frame.step = self._step = self._step + 1
                 if frame.step == self._stop_before:
                     raise Stop(tuple(self.frames))
-                before = frame.stack.copy(), frame.keyword_names
+                before = frame.stack.copy(), frame.keyword_names, self.effects.moves
                 try:
                     result = handler(self, frame, instruction)
                 except (Interruption, DovetailError):
@@ -200,8 +200,10 @@ class Interpreter(Names, Attributes, Stores, Operators, Calls, NativeCalls):
                 stop.where = self.locate(stack=True)
             if stop.steps is None:
                 stop.steps = self._steps_of_chain()
-                if stop.is_clean and len(stop.steps) == len(self.frames) and self.trace.settings.ends_at_breaks:
-                    frame.stack[:], frame.keyword_names = before
+                # What the instruction has taken from an iterator by now, or run of the program, it would take and run again.
+                is_clean = stop.is_clean and frame.step == self._step and self.effects.moves == before[2]
+                if is_clean and len(stop.steps) == len(self.frames) and self.trace.settings.ends_at_breaks:
+                    frame.stack[:], frame.keyword_names, _ = before
                     self.trace.findings.ended = stop
                     raise Stop(tuple(self.frames)) from None
             raise
@@ -271,7 +273,8 @@ class Interpreter(Names, Attributes, Stores, Operators, Calls, NativeCalls):
     def _check_caught(self, error: BaseException) -> None:
         """Refuse to let the program handle an error that it would not have in eager, or not with this text."""
         is_ordinary = isinstance(error, _ORDINARY_ERRORS) and not private_sizes.is_symbolic(getattr(error, "obj", None))
-        is_ordinary |= str(error).endswith("' object is not iterable") and "'Sym" not in str(error)
+        text = str(error) if type(error) is TypeError else ""
+        is_ordinary |= text.endswith("' object is not iterable") and "'Sym" not in text
         if (
             self.trace.settings.shapes.has_symbols
             and error is not self.trace.findings.raised

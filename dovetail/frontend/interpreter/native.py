@@ -150,9 +150,8 @@ class NativeCalls(TracingInterpreter):
         raise Break(f"{_name(function)} needs the values of a tensor", "keep the value in a tensor")
 
     def _callbacks(self, function: Any, owner: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        owners = (owner,) if isinstance(owner, (slice, tuple, deque)) else ()
-        without = HASHING if function in COMPARING else frozenset()
-        codes = callback_codes((*owners, *args, *kwargs.values()), without)
+        owners = () if owner is None or isinstance(owner, (types.ModuleType, type)) else (owner,)
+        codes = callback_codes((*owners, *args, *kwargs.values()), HASHING if function in COMPARING else frozenset())
         missing: Any = class_attribute(function, "_missing_")[0] if isinstance(function, enum.EnumMeta) else None
         if missing is not None and is_user_function(missing.__func__):
             codes[missing.__func__.__code__] = f"{function.__name__}._missing_"
@@ -224,6 +223,7 @@ class NativeCalls(TracingInterpreter):
     def trampoline(self, function: Any) -> Callable[..., Any]:
 
         def enter(*args: Any, **kwargs: Any) -> Any:
+            self.effects.moves += 1
             # The program is not to see what native code was given in the place of an object.
             args = tuple(map(_program_sees, args))
             kwargs = {name: _program_sees(item) for name, item in kwargs.items()}
@@ -386,8 +386,6 @@ def _name(function: Any) -> str:
 
 def _sets_attribute(function: Any, args: tuple[Any, ...]) -> bool:
     """Whether this is ``object.__setattr__``, called for an object that is no class."""
-    if getattr(function, "__name__", "") != "__setattr__":
-        return False
     if isinstance(function, types.MethodWrapperType):
-        return not isinstance(function.__self__, type)
+        return function.__name__ == "__setattr__" and not isinstance(function.__self__, type)
     return function is object.__setattr__ and not (args and isinstance(args[0], type))

@@ -250,7 +250,7 @@ def _order(left: Any, right: Any, names: tuple[str, str], is_comparison: bool) -
     candidates = [(left, names[0], right), (right, names[1], left)]
     if not is_comparison and type(left) is type(right):
         return candidates[:1]
-    if type(left) is not type(right) and issubclass(type(right), type(left)):
+    if type(left) is not type(right) and type(left) in type(right).__mro__:
         own, inherited = (class_attribute(kind, names[1])[0] for kind in (type(right), type(left)))
         if is_comparison or own is not inherited:
             candidates.reverse()

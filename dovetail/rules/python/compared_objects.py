@@ -8,11 +8,13 @@ from __future__ import annotations
 
 import dis
 import types
+from collections import OrderedDict
 from collections.abc import Iterator
 from typing import Any, Final
 
 from dovetail.frontend.code.frame import Break
 from dovetail.frontend.code.points import is_bound
+from dovetail.frontend.interpreter.callbacks import PARTS, callback_codes
 from dovetail.frontend.interpreter.containers import HASHING
 from dovetail.frontend.interpreter.lookup import instance_dict
 from dovetail.frontend.interpreter.user_code import is_user_function
@@ -20,8 +22,23 @@ from dovetail.frontend.rules import comparison_rule
 from dovetail.frontend.values.leaves import is_trusted
 
 _WRITING: Final = frozenset({"STORE_ATTR", "STORE_GLOBAL", "STORE_DEREF", "STORE_SUBSCR"})
+_TABLES: Final[tuple[dict[Any, Any], ...]] = ({}, OrderedDict())
 #: Kinds of object that keep their meaning for a comparison as long as they have their name.
 _FIXED: Final = (type, types.ModuleType, types.BuiltinFunctionType)
+
+
+_VIEWS: Final = tuple({type(view) for one in _TABLES for view in (one.keys(), one.values(), one.items())})
+PARTS += [
+    (_VIEWS, tuple),
+    (types.SimpleNamespace, lambda value: vars(value).values()),
+    (BaseException, lambda value: value.args),
+]
+
+
+@comparison_rule
+def _refuse_views(value: Any) -> None:
+    if isinstance(value, _VIEWS) and callback_codes((value,)):
+        raise Break("a view of a dictionary is compared, and its items have methods of their own", "compare the items")
 
 
 @comparison_rule

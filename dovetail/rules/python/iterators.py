@@ -5,7 +5,6 @@ from __future__ import annotations
 import functools
 import itertools
 import operator
-import types
 from collections.abc import Iterator
 from typing import Any
 
@@ -15,7 +14,6 @@ from dovetail.frontend.interpreter.callbacks import callback_codes
 from dovetail.frontend.interpreter.lookup import python_method
 from dovetail.frontend.protocol import TracingInterpreter
 from dovetail.frontend.rules import Arguments, Keywords, callable_rule, rule
-from dovetail.rules.python.operator_functions import WRITING
 
 
 @rule(iter)
@@ -76,12 +74,15 @@ def _calls(function: Any, at: int | None = None, default: Any = None) -> None:
     @rule(function)
     def handler(interpreter: TracingInterpreter, args: Arguments, kwargs: Keywords) -> Any:
         def given(item: Any) -> Any:
-            if isinstance(item, types.BuiltinFunctionType) and item in WRITING:
-                return interpreter.trampoline(item)
-            return interpreter.called_argument(item) if callable(item) else item
+            return called_for_items(interpreter, item) if callable(item) else item
 
         if default is not None and len(args) == at and "func" not in kwargs and callback_codes(args):
             args = (*args, interpreter.trampoline(default))
+        if function is itertools.filterfalse and args and args[0] is None and callback_codes(args):
+            args = (interpreter.trampoline(bool), *args[1:])
+        if function is itertools.compress and len(args) == 2 and callback_codes(args[1:]):
+            truths = (interpreter.call(bool, (item,), {}) for item in _items(interpreter, args[1]))
+            args = (args[0], WrappingIterator(interpreter, truths))
         arguments = tuple(
             given(item) if place == at else _gone_through(interpreter, item) for place, item in enumerate(args)
         )

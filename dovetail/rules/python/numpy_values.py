@@ -227,7 +227,7 @@ def _operate(interpreter: TracingInterpreter, function: Any, operands: Arguments
 
 @error_rule
 def _read_only(error: BaseException, operands: Arguments) -> None:
-    if "read-only" in str(error):
+    if any("read-only" in text for text in error.args if type(text) is str):
         raise Break("an array that existed before is written to", _ADVICE)
 
 
