@@ -103,6 +103,7 @@ AT_BREAKS: dict[str, Any] = {
     "old: pairs of a dictionary": lambda old: _changed({}, "update", zip("ab", old, strict=False)),
     "old: a deque": lambda old: _changed(collections.deque([1]), "extend", itertools.islice(old, 3)),
     "old: chained": lambda old: _changed([0], "extend", itertools.chain([1], itertools.islice(old, 1))),
+    "old: asked by name": lambda old: (old.__next__(), old.__next__(), type(old).__next__(old)),
     "old: mapped": lambda old: _changed([], "extend", map(str, itertools.islice(old, 2))),
 }
 

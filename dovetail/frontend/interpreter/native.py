@@ -66,7 +66,7 @@ _TAKING_INDICES = frozenset({range, bin, hex, oct, chr, operator.mul, operator.i
 _SHOWING = frozenset({str, repr, ascii, format})
 _UNBOUND_METHODS = (types.MethodDescriptorType, types.WrapperDescriptorType, types.ClassMethodDescriptorType)
 _WRITING_SLOTS = frozenset(
-    ("__init__", "__setattr__", "__delattr__", "__setitem__", "__delitem__", "__set__", "__delete__")
+    ("__init__", "__setattr__", "__delattr__", "__setitem__", "__delitem__", "__set__", "__delete__", "__next__")
 ) | {f"__{function.__name__}__" for function in IN_PLACE}
 _IMMUTABLE = (tuple, frozenset, re.Pattern, re.Match)
 

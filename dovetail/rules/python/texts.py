@@ -118,6 +118,8 @@ def _plain(interpreter: TracingInterpreter, value: Any) -> Any:
     """A value for native code to make a text of: without tensors, and with plain numbers in the place of symbolic ones."""
     check_shown(interpreter.values, value)
     _refuse_address(value, "__repr__", "__str__", "__format__")
+    if type(value) in (dict, list, tuple):
+        interpreter.values.whole(value)
     if type(value) is dict:
         return {key: _plain(interpreter, item) for key, item in value.items()}
     if type(value) in (list, tuple):
