@@ -79,7 +79,7 @@ class Scale:
         (int, ("3",)),
         (functools.partial(torch.add, alpha=2), (X, X)),
         (functools.partial(lambda a, b: a * b, 2.0), (X,)),
-        (functools.lru_cache(lambda a: a * 2), (X,)),
+        (functools.lru_cache(lambda a: a * 2), (3,)),
         (Scale(2.0), (X,)),
         (Scale.of_class, (X,)),
         (Scale.of_nobody, (X,)),
@@ -90,6 +90,16 @@ class Scale:
 )
 def test_callables(function: Any, arguments: tuple[Any, ...]) -> None:
     same(function(*arguments), whole(function)(*arguments))
+
+
+@pytest.mark.filterwarnings("ignore::dovetail.errors.EagerFallbackWarning")
+def test_a_cache_that_is_asked_for_a_tensor_answers_as_in_eager() -> None:
+    """A tensor is looked up by its identity, so that the cache has what was computed from its numbers of before."""
+    cached, x = functools.lru_cache(lambda a: a * 2), X.clone()
+    compiled = dovetail.compile(cached, backend="aten")
+    first = compiled(x)
+    x.add_(1)
+    assert compiled(x) is first is cached(x)
 
 
 def test_a_class_makes_an_object() -> None:

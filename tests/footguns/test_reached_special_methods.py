@@ -6,6 +6,7 @@ import collections
 import itertools
 import operator
 import types
+import weakref
 from typing import Any
 
 import pytest
@@ -105,6 +106,15 @@ def _handled(value: Any) -> str:
         return str(error)
 
 
+class Hashed:
+    """Its hash follows from a global variable, until a weak reference has kept it."""
+
+    def __hash__(self) -> int:
+        LOG.append("hash")
+        return STATE["factor"]
+
+
+HASHED = Hashed()
 A, B, T = Shown(), Shown(), Texted()
 LEFT, RIGHT = Left(), Right()
 PROGRAMS: dict[str, Any] = {
@@ -120,6 +130,8 @@ PROGRAMS: dict[str, Any] = {
     "a list of the user's": lambda: (Items([A]) == Items([B]), B in Items([A])),
     "deep inside": lambda: (((((((A,),),),),) < (((((B,),),),),)), str([[[[[A]]]]])),
     "views": lambda: (str({1: A}.values()), {1: A}.items() == {1: B}.items(), max({1: A, 2: B}.values()) is A),
+    "weak references": lambda: (weakref.ref(A) == weakref.ref(B), weakref.ref(A) != weakref.ref(B)),
+    "the hash of a weak reference": lambda: hash(weakref.ref(HASHED)),
     "a namespace": lambda: (repr(types.SimpleNamespace(a=A)), types.SimpleNamespace(a=A) == types.SimpleNamespace(a=B)),
     "the truth of items": lambda: (
         len([*itertools.takewhile(bool, [A, B])]),

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import dis
 import types
+import weakref
 from collections import OrderedDict
 from collections.abc import Iterator
 from typing import Any, Final
@@ -36,9 +37,10 @@ PARTS += [
 
 
 @comparison_rule
-def _refuse_views(value: Any) -> None:
-    if isinstance(value, _VIEWS) and callback_codes((value,)):
-        raise Break("a view of a dictionary is compared, and its items have methods of their own", "compare the items")
+def _refuse_what_leads_to_objects(value: Any) -> None:
+    inside = (value(),) if isinstance(value, weakref.ref) else (value,) if isinstance(value, _VIEWS) else ()
+    if callback_codes(inside):
+        raise Break("a view or a weak reference is compared, which asks the objects themselves", "compare the objects")
 
 
 @comparison_rule
