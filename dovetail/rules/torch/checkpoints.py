@@ -10,9 +10,10 @@ from typing import Any
 import torch
 import torch.utils.checkpoint
 
-from dovetail.frontend.code.frame import Break
+from dovetail.errors import UserLocation
+from dovetail.frontend.code.frame import Break, Frame
 from dovetail.frontend.protocol import TracingInterpreter
-from dovetail.frontend.rules import Arguments, Keywords, rule
+from dovetail.frontend.rules import Arguments, Keywords, end_rule, rule
 from dovetail.rules.torch.saved_tensor_hooks import guard_hooks_allowed
 from dovetail.torch_private import checkpoints as private_checkpoints
 from dovetail.trace.overrides import WHILE_OPEN
@@ -25,12 +26,51 @@ _TAKEN = frozenset({"use_reentrant", "preserve_rng_state", "determinism_check", 
 WHILE_OPEN.extend((private_checkpoints.plain_checkpoints, private_checkpoints.generator_of_its_own))
 
 
+class _Regions:
+    """The variables of running functions that regions of one capture read again in the backward."""
+
+    def __init__(self, interpreter: TracingInterpreter) -> None:
+        self.variables: list[tuple[Frame, str, UserLocation | None]] = []
+
+    def add(self, interpreter: TracingInterpreter, function: Any) -> None:
+        """Note what a region reads of the functions around it."""
+        while isinstance(function, functools.partial):
+            function = function.func
+        cells, place = getattr(function, "__closure__", None) or (), interpreter.locate()
+        for frame in interpreter.frames if cells else ():
+            read = [name for name, cell in frame.cells.items() if any(cell is item for item in cells)]
+            self.variables += [(frame, name, place) for name in read]
+
+
+@end_rule
+def _keep_variables(interpreter: TracingInterpreter) -> None:
+    """The backward is captured where the graph ends; what the program sets behind a graph break, eager's backward reads."""
+    trace = interpreter.trace
+    is_break = trace.settings.stop_before or trace.findings.ended is not None
+    for frame, name, place in interpreter.state(_Regions).variables if is_break else ():
+        if _may_set(frame, name):
+            reason = f"a checkpointed region reads {name}, which may be set after a graph break"
+            raise Break(reason, "hand it over as an argument of the region", place, resumable=False)
+
+
+def _may_set(frame: Frame, name: str) -> bool:
+    """Whether an instruction that may come later sets a variable."""
+    instructions, position = frame.decoded.instructions, frame.position
+    if instructions[position - 1].opname.startswith("RETURN"):
+        return False
+    loops = {item.argval for item in instructions[position:] if item.opname.startswith("JUMP_BACKWARD")}
+    first = min([position, *(at for at, item in enumerate(instructions) if item.offset in loops)])
+    setting = ("STORE_DEREF", "DELETE_DEREF")
+    return any(item.opname in setting and item.argval == name for item in instructions[first:])
+
+
 @rule(torch.utils.checkpoint.checkpoint)
 def interpret_checkpoint(interpreter: TracingInterpreter, args: Arguments, kwargs: Keywords) -> Any:
     """A region that is computed again when the backward first needs it."""
     if not interpreter.trace.settings.allows(RECOMPUTES):
         raise Break("a checkpoint runs its function again in the backward", 'use backend="aten"')
     guard_hooks_allowed(interpreter)
+    interpreter.state(_Regions).add(interpreter, args[0] if args else None)
     kwargs = _with_the_default(interpreter, torch.utils.checkpoint.checkpoint, kwargs)
     if kwargs.get("use_reentrant") is not True or len(args) < 2 or kwargs.keys() - _TAKEN:
         return interpreter.call_torch(torch.utils.checkpoint.checkpoint, args, kwargs)
