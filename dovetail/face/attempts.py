@@ -236,8 +236,7 @@ class Attempts:
             # A part that needed such sizes once most likely needs them again: a step that reads the optimizer's counts, say.
             shapes = dataclasses.replace(shapes, data_sizes="keep" if known.needs_data_sizes else "ask")
         given_up = {GRAPH_BREAKS} if options.fullgraph else set()
-        if backend.takes_program:
-            given_up.add(RECOMPUTES)
+        given_up |= {RECOMPUTES} if backend.takes_program else set()
         settings = CaptureSettings(
             shapes,
             marks_gradients=any(getattr(item, "marks_gradients", False) for item in options.passes),

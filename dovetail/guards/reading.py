@@ -13,7 +13,7 @@ import math
 import sys
 import types
 import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import torch
@@ -220,6 +220,18 @@ def plain_length(value: Any) -> int:
 def plain_items(value: Any) -> list[Any]:
     """The items of a list, tuple, deque or set, also of a subclass, without running the user's ``__iter__``."""
     return [*_builtin(value, _ITERATED).__iter__(value)]
+
+
+def are_constants(value: Any, expected: Sequence[Any]) -> bool:
+    """Whether the items of a list, tuple or deque are these constants.
+
+    >>> are_constants([1, 0.0], (1, 0.0)), are_constants([True, -0.0], (1, 0.0))
+    (True, False)
+    """
+    items = plain_items(value)
+    return len(items) == len(expected) and all(
+        one is other or constant_key(one) == constant_key(other) for one, other in zip(items, expected, strict=True)
+    )
 
 
 def plain_keys(value: Any) -> Iterator[Any]:

@@ -220,8 +220,7 @@ class EffectJournal:
         self._attributes: dict[tuple[int, str], WrittenAttribute] = {}
         self._late: list[Callable[[], list[Effect]]] = []
         self._is_result: Callable[[Any], bool] | None = None
-        #: How often anything that existed before the capture was written to; how often an iterator was advanced or native
-        #: code called back.
+        #: Writes to what existed before the capture; steps of iterators, and calls back from native code.
         self.writes = self.moves = 0
         #: Inputs that require a gradient from the start of the graph on.
         self.inputs_made_differentiable: list[int] = []

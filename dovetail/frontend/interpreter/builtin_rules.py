@@ -71,9 +71,8 @@ def _isinstance(interpreter: TracingInterpreter, args: Arguments, kwargs: Keywor
 def own_check(kinds: Any, name: str) -> types.FunctionType | None:
     """The user's own idea of what is an instance or a subclass, if a metaclass has one."""
     method = python_method(kinds, name)
-    if method is None or (method.__globals__.get("__name__") or "").split(".", 1)[0] in sys.stdlib_module_names:
-        return None
-    return method
+    module = "" if method is None else method.__globals__.get("__name__") or ""
+    return None if module.split(".", 1)[0] in sys.stdlib_module_names else method
 
 
 def _plain_example(value: Any) -> Any:

@@ -32,6 +32,7 @@ from dovetail.frontend.values.leaves import (
     plain_numbers,
 )
 from dovetail.guards import (
+    Answers,
     ArgumentSource,
     AttributeSource,
     ComputedSource,
@@ -55,7 +56,7 @@ from dovetail.guards import (
     TensorMatch,
     TypeIs,
 )
-from dovetail.guards.reading import plain_items, plain_keys, plain_length, read_item
+from dovetail.guards.reading import are_constants, plain_items, plain_keys, plain_length, read_item
 from dovetail.runtime.recipe_builder import bind_native, interpreted_of, plain_content
 from dovetail.torch_private import calls as private_calls
 from dovetail.torch_private import state as private_state
@@ -65,6 +66,8 @@ from dovetail.trace import Trace
 
 _NUMBERS_AND_TEXTS = (int, float, complex, str, bytes)
 _CONTAINERS = (list, tuple, dict, set, frozenset, deque)
+#: Lists of more numbers and texts are guarded as a whole.
+_MANY = 1000
 _PLAIN_TENSORS = (torch.Tensor, torch.nn.Parameter, torch.nn.Buffer)
 _FORM = operator.attrgetter("__class__.__qualname__", "layout", "is_nested", "is_quantized")
 
@@ -379,18 +382,17 @@ class Values:
             return
         # Items that the program wrote need no guard; the items of before decide what the writes lead to.
         before = self.journal.before(container)
-        if isinstance(container, dict):
-            self.guard_keys(container)
-        self._whole.add(id(container))
         if isinstance(container, (list, tuple, deque)):
             self.read_items(container, source, before, None if but is None else but % max(plain_length(before), 1))
         elif isinstance(container, dict):
+            self.guard_keys(container)
             for key in tuple(plain_keys(before)):
                 self.read(dict.__getitem__(before, key), ItemSource(source, key), plain=True)
         elif isinstance(container, (set, frozenset)):
             items = tuple(plain_items(before))
             self.guard(source, SetEquals(items), f"{source.name} was gone through")
             self._hold(items)
+        self._whole.add(id(container))
 
     def read_items(self, container: Any, source: Source, items: Any, but: int | None = None) -> None:
         """Guard the length of a list or tuple and read its items."""
@@ -399,6 +401,11 @@ class Values:
         self.guard(source, Length(length), f"{source.name} was gone through")
         if type(container) is deque:
             self.read(container.maxlen, AttributeSource(source, "maxlen"), plain=True)
+        plain = tuple(plain_items(items)) if length > _MANY and but is None else ()
+        if plain and {*map(type, plain)} <= {int, float, str, bool}:
+            # A guard for each would take time with the square of their number: torch's managers search a list for each.
+            self.guard(source, Answers(are_constants, (plain,), True), f"{source.name} was gone through")
+            return
         for position in range(length):
             if position != but:
                 self.read(read_item(items, position), ItemSource(source, position), plain=True)

@@ -215,3 +215,24 @@ def test_deques(function: Callable[..., Any]) -> None:
         same(list(mine), list(others))
         mine[1] = others[1] = call + 0.25
     assert function is not in_a_loop or entries_of(compiled) <= 4
+
+
+@pytest.mark.parametrize("change", [99999.0, -0.0, True, 7, "text"])
+def test_a_long_list_is_guarded_as_a_whole(change: Any) -> None:
+    numbers: list[Any] = [float(place) for place in range(3000)]
+
+    def function(x: Tensor) -> Any:
+        return (
+            x * len(set(map(type, numbers))),
+            numbers[0],
+            [value for value in numbers if not isinstance(value, str)][-1],
+        )
+
+    compiled = dovetail.compile(function, backend="aten")
+    for place in (None, 0, 2999):
+        if place is not None:
+            numbers[place] = change
+        for _ in range(2):
+            same(function(torch.ones(2)), compiled(torch.ones(2)))
+    numbers.append(1.0)
+    same(function(torch.ones(2)), compiled(torch.ones(2)))
