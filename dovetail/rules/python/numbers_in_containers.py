@@ -97,9 +97,9 @@ def _only_gone_through(interpreter: TracingInterpreter) -> bool:
     """Whether the result of this call goes into a loop, or a function or instruction that takes its items and nothing else."""
     frame = interpreter.frames[-1]
     rest = iter(frame.decoded.instructions[frame.position + 1 :])
-    following = next(item for item in rest if item.opname != "PRECALL")
-    if following.opname in _TAKING:
-        return True
+    following = next((item for item in rest if item.opname != "PRECALL"), None)
+    if following is None or following.opname in _TAKING:
+        return following is not None
     callees = frame.stack[-2:]
     is_call = following.opname == "CALL" and following.arg == 1
     return is_call and any(item is known for item in callees for known in _CONSUMERS)
@@ -133,12 +133,17 @@ def _read(interpreter: TracingInterpreter, value: Any) -> Any:
 
 @rule(dict.copy)
 def _copy(interpreter: TracingInterpreter, args: Arguments, kwargs: Keywords) -> Any:
+    if not args or not isinstance(args[0], dict):
+        return interpreter.native(dict.copy, args, kwargs)
     read = _read(interpreter, args[0]) if len(args) == 1 and not kwargs else args[0]
-    return read if read is not args[0] else interpreter.call_container_method(args[0], args[0].copy, args[1:], kwargs)
+    method = dict.copy.__get__(args[0])
+    return read if read is not args[0] else interpreter.call_container_method(args[0], method, args[1:], kwargs)
 
 
 @rule(dict.update)
 def _update(interpreter: TracingInterpreter, args: Arguments, kwargs: Keywords) -> Any:
+    if not args or not isinstance(args[0], dict):
+        return interpreter.native(dict.update, args, kwargs)
     owner, *others = args
     given = tuple(_read(interpreter, other) for other in others)
     return interpreter.call_container_method(owner, dict.update.__get__(owner), given, kwargs)

@@ -236,3 +236,48 @@ def test_a_long_list_is_guarded_as_a_whole(change: Any) -> None:
             same(function(torch.ones(2)), compiled(torch.ones(2)))
     numbers.append(1.0)
     same(function(torch.ones(2)), compiled(torch.ones(2)))
+
+
+class Counted(dict[str, float]):
+    """Its own ``copy`` and ``items`` count their calls."""
+
+    calls = 0
+
+    def copy(self) -> dict[str, float]:
+        self.calls += 1
+        return dict.copy(self)
+
+    def items(self) -> Any:
+        self.calls += 1
+        return super().items()
+
+
+def of_a_class_of_its_own(x: Tensor, state: Any) -> Any:
+    for _, value in state.items():
+        x = x * value
+    state.update(c=1.0)
+    return x * state.copy()["a"], state.calls
+
+
+def with_wrong_arguments(x: Tensor, state: Any) -> Any:
+    errors: list[str] = []
+    for call in (
+        lambda: dict.copy(),
+        lambda: dict.update(),
+        lambda: dict.items(),
+        lambda: state.copy(1),
+        lambda: state.items(1),
+    ):
+        try:
+            call()
+        except TypeError as error:
+            errors.append(str(error))
+    return x, errors
+
+
+@pytest.mark.parametrize("function", [of_a_class_of_its_own, with_wrong_arguments])
+def test_methods_of_a_subclass(function: Callable[..., Any]) -> None:
+    same(
+        run(function, lambda: Counted(a=1.5, b=0.5)),
+        run(dovetail.compile(function, backend="aten"), lambda: Counted(a=1.5, b=0.5)),
+    )
