@@ -69,8 +69,8 @@ WRITERS = frozenset(
     }
 )
 # Methods of lists and tuples that compare their items, and those of dictionaries that look a key up: the most arguments they take.
-SEARCHES, LOOKUPS = {"count": 1, "index": 3, "remove": 1}, {"get": 2, "__getitem__": 1}
-SEARCHES["__contains__"] = LOOKUPS["__contains__"] = 1
+SEARCHES = {"count": 1, "index": 3, "remove": 1, "__contains__": 1}
+LOOKUPS = {"get": 2, "__getitem__": 1, "__contains__": 1}
 # Functions that compare what they are given, or its items, by ``==`` or by hash.
 COMPARING = frozenset({itertools.groupby, operator.countOf, operator.indexOf, dict.fromkeys})
 # Functions that compare, keep or describe the functions they are given, and call none of them; rules add more.

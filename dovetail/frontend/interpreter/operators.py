@@ -47,7 +47,8 @@ class Operators(Containers):
         return self.native(function, operands, {}) if number is NotImplemented else number
 
     def derive(self, function: Callable[..., Any], numbers: tuple[Any, ...]) -> Any:
-        if any(type(item) in _SYMBOLIC for item in numbers):
+        kinds = (*_SYMBOLIC, torch.SymBool) if function is operator.is_ else _SYMBOLIC
+        if any(type(item) in kinds for item in numbers):
             for handler in number_rule:
                 result = handler(self, function, numbers)
                 if result is not NotImplemented:

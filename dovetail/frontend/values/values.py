@@ -66,8 +66,7 @@ from dovetail.trace import Trace
 
 _NUMBERS_AND_TEXTS = (int, float, complex, str, bytes)
 _CONTAINERS = (list, tuple, dict, set, frozenset, deque)
-#: Lists of more numbers and texts are guarded as a whole.
-_MANY = 1000
+_MANY = 1000  # Lists of more numbers and texts are guarded as a whole.
 _PLAIN_TENSORS = (torch.Tensor, torch.nn.Parameter, torch.nn.Buffer)
 _FORM = operator.attrgetter("__class__.__qualname__", "layout", "is_nested", "is_quantized")
 
@@ -425,7 +424,7 @@ class Values:
         source = self.source_of(container)
         if source is not None and id(container) not in self._whole:
             keys = tuple(plain_keys(self.journal.before(container)))
-            self.guard(source, DictKeys(keys), f"the length of {source.name} was read")
+            self.guard(source, DictKeys(keys), f"the keys of {source.name} were read")
             self._hold(keys)
 
     def _hold(self, items: Iterable[Any]) -> None:

@@ -149,6 +149,8 @@ def is_the_same(interpreter: TracingInterpreter, function: Any, numbers: Argumen
     if function is not operator.is_:
         return NotImplemented
     left, right = numbers
+    if {type(left), type(right)} <= {bool, torch.SymBool}:
+        return interpreter.truth(left) is interpreter.truth(right)
     for kinds in ((int, torch.SymInt), (float, torch.SymFloat)):
         if type(left) in kinds and type(right) in kinds:
             if not interpreter.truth(interpreter.operate(operator.eq, left, right)):

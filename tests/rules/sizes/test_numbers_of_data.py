@@ -73,3 +73,20 @@ def test_errors_and_warnings_of_a_conversion_are_eagers() -> None:
             compiled(value)
         assert str(found.value) == str(expected.value)
     same(function(torch.ones(1, 1)), compiled(torch.ones(1, 1)))
+
+
+def truth_of_a_size(x: Tensor) -> Any:
+    is_four = x.shape[0] == 4
+    return x * 2 if is_four is True else x * 3
+
+
+def truth_of_data(x: Tensor) -> Any:
+    is_positive, has_none = x.sum().item() > 0, x[x > 0].shape[0] == 0
+    return x * 2 if has_none is not False else x * 3, is_positive is True, has_none is None
+
+
+@pytest.mark.parametrize("function", [truth_of_a_size, truth_of_data])
+def test_a_truth_is_one_object(function: Callable[[Tensor], Any]) -> None:
+    compiled = dovetail.compile(function, backend="aten", dynamic=True)
+    for x in (torch.ones(5), torch.ones(4), -torch.ones(3), -torch.ones(4), torch.ones(6)):
+        same(function(x), compiled(x))
