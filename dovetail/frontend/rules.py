@@ -148,6 +148,8 @@ error_rule: Chain[Callable[[BaseException, Arguments], None]] = Chain()
 end_rule: Chain[Callable[[TracingInterpreter], None]] = Chain()
 #: A traced tensor leaves the program: :class:`Break` may be raised.
 leaving_rule: Chain[Callable[[TracingInterpreter, torch.Tensor], None]] = Chain()
+#: Whether a frame is code of a library that knows no tensors: a call into it in which the graph breaks runs for real as a whole.
+without_tensors_rule: Chain[Callable[[Frame], bool]] = Chain()
 #: After a graph break, how many instructions from where a frame stands run for real too, as each would break the graph again.
 real_rule: Chain[Callable[[Frame], int]] = Chain()
 

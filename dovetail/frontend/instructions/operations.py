@@ -73,19 +73,13 @@ def contains_op(interpreter: FrameRunner, frame: Frame, instruction: Instruction
 
 @handles("IS_OP")
 def is_op(interpreter: FrameRunner, frame: Frame, instruction: Instruction) -> None:
-    right = frame.stack.pop()
-    left = frame.stack.pop()
-    is_same = left is right or interpreter.compared(left, right)
-    frame.stack.append(is_same ^ bool(instruction.arg))
+    left, right = pop_many(frame, 2)
+    frame.stack.append((left is right or interpreter.compared(left, right)) ^ bool(instruction.arg))
 
 
 TABLE |= {
-    "BINARY_OP": lambda interpreter, frame, item: frame.stack.append(
-        interpreter.operate(BINARY[item.arg], *pop_many(frame, 2))
-    ),
-    "COMPARE_OP": lambda interpreter, frame, item: frame.stack.append(
-        interpreter.operate(COMPARE[item.argval], *pop_many(frame, 2))
-    ),
+    "BINARY_OP": pushes(lambda runner, frame, item: runner.operate(BINARY[item.arg], *pop_many(frame, 2))),
+    "COMPARE_OP": pushes(lambda runner, frame, item: runner.operate(COMPARE[item.argval], *pop_many(frame, 2))),
     "UNARY_NOT": pushes(lambda interpreter, frame, item: not interpreter.truth(frame.stack.pop())),
     "UNARY_NEGATIVE": unary(operator.neg),
     "UNARY_POSITIVE": unary(operator.pos),
@@ -107,7 +101,7 @@ TABLE |= {
     "BUILD_CONST_KEY_MAP": pushes(
         lambda interpreter, frame, item: dict(zip(frame.stack.pop(), pop_many(frame, item.arg), strict=True))
     ),
-    "BUILD_STRING": lambda interpreter, frame, item: frame.stack.append("".join(pop_many(frame, item.arg))),
+    "BUILD_STRING": pushes(lambda runner, frame, item: runner.call("".join, (pop_many(frame, item.arg),), {})),
     "BUILD_SLICE": lambda interpreter, frame, item: frame.stack.append(slice(*pop_many(frame, item.arg))),
     "LIST_TO_TUPLE": pushes(lambda interpreter, frame, item: tuple(interpreter.drain(frame.stack.pop()))),
 }

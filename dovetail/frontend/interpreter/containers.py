@@ -102,8 +102,11 @@ class Containers(TracingInterpreter):
             return
         if isinstance(method := class_attribute(type(target), "__setitem__")[0], types.FunctionType):
             self.call(types.MethodType(method, target), (key, value), {})
-        elif isinstance(target, (list, dict)):
-            self.derive(operator.setitem, (target, key))
+            return
+        for handler in operator_rule.get(operator.setitem, ()):
+            if handler(self, operator.setitem, (target, key, value)) is not NotImplemented:
+                return
+        if isinstance(target, (list, dict)):
             key = self.as_key(key, target)
             if isinstance(target, list):
                 # The item that stood at this place does not matter: a counter in a list may be another number at each call.
@@ -111,10 +114,7 @@ class Containers(TracingInterpreter):
                 if isinstance(key, slice):
                     value = self.drain(value)
             self.effects.set_item(target, key, value)
-        elif not any(
-            handler(self, operator.setitem, (target, key, value)) is not NotImplemented
-            for handler in operator_rule.get(operator.setitem, ())
-        ):
+        else:
             raise Break(f"an item of a {type(target).__name__} is set")
 
     def delete_item(self, target: Any, key: Any) -> None:

@@ -29,7 +29,7 @@ from dovetail.frontend.interpreter.operators import Operators
 from dovetail.frontend.interpreter.shown_frames import passing_traceback
 from dovetail.frontend.interpreter.stores import Stores
 from dovetail.frontend.protocol import TracingInterpreter
-from dovetail.frontend.rules import error_rule
+from dovetail.frontend.rules import error_rule, without_tensors_rule
 from dovetail.frontend.values.aliases import guard_comparison
 from dovetail.frontend.values.leaves import is_trusted
 from dovetail.frontend.values.module_paths import ModulePaths
@@ -41,7 +41,6 @@ from dovetail.trace import CaptureSettings, Retry, Trace
 
 MAXIMUM_DEPTH = 400
 State = TypeVar("State")
-_WITHOUT_TENSORS = sys.stdlib_module_names | {"matplotlib", "numpy", "pandas", "scipy"}
 # A program raises them on purpose or looks for them; a symbol does not cause them.
 _ORDINARY_ERRORS = (LookupError, AttributeError, NameError, StopIteration, GeneratorExit, ZeroDivisionError)
 
@@ -216,8 +215,8 @@ class Interpreter(Names, Attributes, Stores, Operators, Calls, NativeCalls):
         count = next((at for at, frame in enumerate(self.frames) if not frame.direct), None)
         if count is None:
             # A call into a library that knows no tensors runs for real as a whole: random.sample goes on in a loop.
-            modules = [(frame.globals.get("__name__") or "").split(".", 1)[0] for frame in self.frames]
-            count = max((at for at, name in enumerate(modules, 1) if name not in _WITHOUT_TENSORS), default=1)
+            meet = [not any(rule(frame) for rule in without_tensors_rule) for frame in self.frames]
+            count = max((at for at, meets in enumerate(meet, 1) if meets), default=1)
         return tuple(frame.step for frame in self.frames[:count])
 
     def resume(self, frames: tuple[Frame, ...]) -> Any:

@@ -15,7 +15,7 @@ from dovetail.frontend.interpreter.containers import CONTAINERS, Containers
 from dovetail.frontend.interpreter.lookup import class_attribute, has_native_method, python_method
 from dovetail.frontend.rules import Jump, branch_rule, kind_among, number_rule, operator_rule
 from dovetail.frontend.values.aliases import guard_equality
-from dovetail.frontend.values.leaves import is_leaf_value, plain_numbers
+from dovetail.frontend.values.leaves import PLAIN, is_leaf_value, plain_numbers
 from dovetail.torch_private import sizes as private_sizes
 from dovetail.torch_private import tracing as private_tracing
 
@@ -38,8 +38,9 @@ class Operators(Containers):
 
     def operate(self, function: Callable[..., Any], *operands: Any) -> Any:
         is_text = type(operands[0]) is str
+        has_rule = is_text and bool(operator_rule.get(function))
         for item in operands:
-            if type(item) not in _SIMPLE and not (isinstance(item, torch.Tensor) and not is_text):
+            if has_rule or (type(item) not in _SIMPLE and not (isinstance(item, torch.Tensor) and not is_text)):
                 return self._operate_on_objects(function, operands)
         if any(type(item) is str for item in operands):
             operands = tuple(plain_numbers(item) for item in operands)
@@ -47,7 +48,7 @@ class Operators(Containers):
         return self.native(function, operands, {}) if number is NotImplemented else number
 
     def derive(self, function: Callable[..., Any], numbers: tuple[Any, ...]) -> Any:
-        kinds = (*_SYMBOLIC, torch.SymBool) if function is operator.is_ else _SYMBOLIC
+        kinds = tuple(PLAIN) if function is operator.is_ else _SYMBOLIC
         if any(type(item) in kinds for item in numbers):
             for handler in number_rule:
                 result = handler(self, function, numbers)

@@ -7,6 +7,7 @@ import functools
 import operator
 import re
 import types
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -83,7 +84,8 @@ def is_leaf_value(value: object) -> bool:
     return False
 
 
-_PLAIN = {torch.SymInt: int, torch.SymFloat: float, torch.SymBool: bool}
+#: For the types of stand-ins for a plain value, what makes the value of this call out of one.
+PLAIN: dict[type, Callable[[Any], Any]] = {torch.SymInt: int, torch.SymFloat: float, torch.SymBool: bool}
 
 
 def plain_flag(value: Any) -> Any:
@@ -94,8 +96,8 @@ def plain_flag(value: Any) -> Any:
 def plain_numbers(value: Any) -> Any:
     """Symbolic numbers as they are in this call, in containers too: code that wants plain ones then holds for these only."""
     kind = type(value)
-    if kind in _PLAIN:
-        return _PLAIN[kind](value)
+    if kind in PLAIN:
+        return PLAIN[kind](value)
     if kind in (tuple, list, torch.Size):
         items = [plain_numbers(item) for item in value]
         return value if all(one is other for one, other in zip(items, value, strict=True)) else kind(items)

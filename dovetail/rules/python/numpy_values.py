@@ -213,7 +213,7 @@ def _view_of(interpreter: TracingInterpreter, array: Any, key: Any) -> Any:
 
 
 def _operate(interpreter: TracingInterpreter, function: Any, operands: Arguments) -> Any:
-    is_numpys = any(isinstance(item, ARRAY) for item in operands)
+    is_numpys = any(isinstance(item, ARRAY) for item in (operands[:1] if function is operator.setitem else operands))
     if not is_numpys or any(isinstance(item, torch.Tensor) for item in operands):
         return NotImplemented
     if function in _WRITING and interpreter.values.source_of(root(operands[0])) is not None:

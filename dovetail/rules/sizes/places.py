@@ -41,20 +41,42 @@ def load_item(interpreter: TracingInterpreter, function: Any, operands: Argument
     return values.read(items[position], ComputedSource(read_item, (source, number), f"{source.name}[{number.name}]"))
 
 
-@number_rule
+@operator_rule(operator.setitem)
 def store_item(interpreter: TracingInterpreter, function: Any, operands: Arguments) -> Any:
-    """End the graph where an item is set at a symbolic place of a list that existed before: effects know their places."""
-    if function is not operator.setitem or type(operands[1]) is not torch.SymInt:
-        return NotImplemented
-    settings, is_old = interpreter.trace.settings, interpreter.values.source_of(operands[0]) is not None
-    if is_old and type(operands[0]) is list and settings.allows(GRAPH_BREAKS) and settings.allows(_SET_BETWEEN_GRAPHS):
+    """End the graph where an item is set at a symbolic place of a container that existed before: effects know their places."""
+    items, place, _ = operands
+    if type(place) is torch.SymInt:
+        end_before_store(interpreter, items, None if private_sizes.is_data_number(place) else place.node.hint)
+    return NotImplemented
+
+
+def end_before_store(interpreter: TracingInterpreter, items: Any, place: Any) -> None:
+    """End the graph before an item is set at a place that changes from call to call; ``place`` is the one of this call.
+
+    Of a dictionary, a few keys have an entry each first: they may be all that there are.
+    """
+    values, settings = interpreter.values, interpreter.trace.settings
+    is_known = type(items) is list or isinstance(items, dict)
+    is_old = is_known and values.source_of(items) is not None and not values.in_backward
+    if not is_old or not (settings.allows(GRAPH_BREAKS) and settings.allows(_SET_BETWEEN_GRAPHS)):
+        return
+    if type(items) is list or len(_seen(interpreter, "keys", place)) > _MOST_CONTENTS:
         raise Break(
-            "an item of a list is set at a place that changes from call to call",
+            "an item is set at a place that changes from call to call",
             "set it outside of the function, or keep the items in one tensor",
             otherwise=_SET_BETWEEN_GRAPHS,
             is_clean=True,
         )
-    return NotImplemented
+
+
+def _seen(interpreter: TracingInterpreter, what: str, value: Any) -> Any:
+    """What captures have seen at this instruction, up to one more than :data:`_MOST_CONTENTS`; ``value`` is seen now."""
+    frame = interpreter.frames[-1]
+    key = what, frame.code, frame.position
+    seen = interpreter.trace.settings.observed.get(key, frozenset())
+    if len(seen) <= _MOST_CONTENTS:
+        seen = interpreter.trace.findings.observed[key] = seen | {value}
+    return seen
 
 
 @operator_rule(iter)
@@ -74,7 +96,7 @@ def check_numbers(interpreter: TracingInterpreter, items: Any) -> None:
 
 def _check_items(interpreter: TracingInterpreter, items: Any, is_held: Callable[[str, Any], bool]) -> None:
     """``is_held(name, item)`` says of a number or text whether its guard is that it is equal."""
-    values, settings, findings = interpreter.values, interpreter.trace.settings, interpreter.trace.findings
+    values, settings = interpreter.values, interpreter.trace.settings
     source = values.source_of(items) if type(items) in (list, tuple, deque) else None
     if source is None or values.in_backward or not settings.allows(GRAPH_BREAKS):
         return
@@ -83,12 +105,7 @@ def _check_items(interpreter: TracingInterpreter, items: Any, is_held: Callable[
         for at, item in enumerate(plain_items(items))
         if type(item) in (int, float, bool, str) and is_held(f"{source.name}[{at}]", item)
     )
-    frame = interpreter.frames[-1]
-    key = "contents", source.name, frame.code, frame.position
-    seen = settings.observed.get(key, frozenset())
-    if held and len(seen) <= _MOST_CONTENTS:
-        seen = findings.observed[key] = seen | {held}
-    if len(seen) > _MOST_CONTENTS and settings.allows(_LOOPS_BETWEEN_GRAPHS):
+    if held and len(_seen(interpreter, source.name, held)) > _MOST_CONTENTS and settings.allows(_LOOPS_BETWEEN_GRAPHS):
         raise Break(
             f"a loop goes over the items of {source.name}, which are others at each call",
             "keep the numbers in a tensor",

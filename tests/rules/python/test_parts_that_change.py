@@ -90,14 +90,14 @@ def checked(function: Callable[..., Any], calls: list[tuple[Any, ...]], most: in
 
 
 def flags(number: int) -> list[Any]:
-    """Texts and truths that are others at each call."""
+    """Texts and truths that are others at each call. Where the programs slice a text, they need the text itself."""
     return [f"t{number}", bool(number & 1), bool(number & 2), bool(number & 4), number]
 
 
 def straight(items: Any, x: Tensor) -> Any:
     y = x * 2
     print(end="")
-    first = items[0] + "!"
+    first = items[0][:] + "!"
     second = len(first) + items[1]
     z = y * second
     return z.relu() + 1, first
@@ -105,7 +105,7 @@ def straight(items: Any, x: Tensor) -> Any:
 
 def raising(items: Any, x: Tensor) -> Any:
     print(end="")
-    name = items[0]
+    name = items[0][:]
     if items[1] and items[2]:
         raise ArithmeticError(name)
     return x + 1, name
@@ -114,7 +114,7 @@ def raising(items: Any, x: Tensor) -> Any:
 def handling(items: Any, x: Tensor) -> Any:
     print(end="")
     try:
-        name = items[0]
+        name = items[0][:]
         if items[1]:
             raise KeyError(name)
         y = x * 3
@@ -129,7 +129,7 @@ def handling(items: Any, x: Tensor) -> Any:
 def in_a_with(items: Any, x: Tensor) -> Any:
     with torch.no_grad():
         print(end="")
-        name = items[0]
+        name = items[0][:]
         y = x * (2 if items[1] else 3)
     return y + x, name, torch.is_grad_enabled()
 
@@ -138,7 +138,7 @@ def in_a_loop(items: Any, x: Tensor) -> Any:
     names = []
     for number in range(3):
         print(end="")
-        names.append(items[0] + str(number))
+        names.append(items[0][:] + str(number))
         if items[2]:
             continue
         x = x * 1.5
@@ -148,7 +148,7 @@ def in_a_loop(items: Any, x: Tensor) -> Any:
 def called(items: Any, x: Tensor) -> Any:
     def inner(y: Tensor) -> Any:
         print(end="")
-        name = items[0]
+        name = items[0][:]
         if items[3]:
             return y * 5, name
         return y - 1, name
@@ -165,22 +165,22 @@ def in_a_closure(items: Any, x: Tensor) -> Any:
         total += number
 
     print(end="")
-    add(len(items[0]))
+    add(len(items[0][:]))
     add(items[4])
-    name = items[0]
+    name = items[0][:]
     add(2.0)
     return x * total, name
 
 
 def over_several_lines(items: Any, x: Tensor) -> Any:
     print(end="")
-    found = dict(name=items[0], first=x * 2, flags=[items[1], items[2]])
+    found = dict(name=items[0][:], first=x * 2, flags=[items[1], items[2]])
     return found, x + 1
 
 
 def drawing(items: Any, x: Tensor) -> Any:
     print(end="")
-    name = items[0]
+    name = items[0][:]
     noise = torch.rand(2)
     return x * noise, name
 
@@ -231,7 +231,7 @@ def test_an_error_where_that_is_asked_for() -> None:
 
 @quiet
 def test_a_program_that_changes_everywhere_is_left_to_eager() -> None:
-    lines = "\n".join(f"    names.append(items[0] + '{number}')\n    x = x * 2 - {number}" for number in range(30))
+    lines = "\n".join(f"    names.append(items[0][:] + '{number}')\n    x = x * 2 - {number}" for number in range(30))
     space: dict[str, Any] = {}
     exec(f"def program(items, x):\n    names = []\n    print(end='')\n{lines}\n    return x, names", space)
     checked(space["program"], [(flags(number), torch.ones(2)) for number in range(40)], most=60)
@@ -241,28 +241,28 @@ def test_a_program_that_changes_everywhere_is_left_to_eager() -> None:
 
 
 def with_defaults(items: Any, x: Tensor, *others: Any, scale: float = 2.0, **named: Any) -> Any:
-    name = items[0]
+    name = items[0][:]
     offset = 1.0 if items[1] else 3.0
     y = (x * scale + offset).relu()
     return y, name, others, named
 
 
 def with_a_closure(items: Any, x: Tensor) -> Any:
-    total = len(items[0])
+    total = len(items[0][:])
 
     def grow(number: int) -> int:
         nonlocal total
         total += number
         return total
 
-    first = items[0] + "?"
+    first = items[0][:] + "?"
     grow(3 if items[2] else 5)
     return x * grow(2), first, [item * total for item in (1, 2)]
 
 
 def with_an_error(items: Any, x: Tensor) -> Any:
     try:
-        name = items[0]
+        name = items[0][:]
         if items[1]:
             raise ArithmeticError(name)
     finally:
@@ -271,7 +271,7 @@ def with_an_error(items: Any, x: Tensor) -> Any:
 
 
 def with_locals(items: Any, x: Tensor) -> Any:
-    name = items[0]
+    name = items[0][:]
     flag = items[1]
     return x * 2, sorted(key for key in locals() if key != "x"), name, flag
 
@@ -285,7 +285,7 @@ class Model(torch.nn.Module):
         self.seen: list[str] = []
 
     def update(self, items: Any, x: Tensor) -> Any:
-        name = items[0]
+        name = items[0][:]
         self.seen.append(name)
         y = x * self.weight
         return super().__repr__() == "Model()", y + len(self.seen)
@@ -321,7 +321,7 @@ def test_a_method() -> None:
 @quiet
 def test_one_graph_where_that_is_asked_for() -> None:
     def function(items: Any, x: Tensor) -> Any:
-        name = items[0]
+        name = items[0][:]
         return x * 2, name
 
     compiled = dovetail.compile(function, backend="aten", recompile_limit=2, fullgraph=True)
