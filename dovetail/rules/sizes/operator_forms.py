@@ -14,6 +14,7 @@ import torch
 
 from dovetail.frontend.protocol import TracingInterpreter
 from dovetail.frontend.rules import method_rule
+from dovetail.rules.sizes.number_tensors import with_owner
 from dovetail.torch_private import sizes as private_sizes
 
 _aten = torch.ops.aten
@@ -86,3 +87,14 @@ def _random(interpreter: TracingInterpreter, function: Any, args: tuple[Any, ...
         return NotImplemented
     # The same numbers; only the operator without the argument takes symbolic sizes.
     return interpreter.call_torch(function, args, {name: item for name, item in kwargs.items() if name != "generator"})
+
+
+@method_rule("fill_diagonal_")
+def _fill_diagonal(interpreter: TracingInterpreter, function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    # Torch's function writes to the same view of a matrix, which it makes of plain sizes and strides.
+    match with_owner(function, args):
+        case (matrix, int() | float() as value) if not kwargs and _is_symbolic(matrix) and matrix.dim() == 2:
+            diagonal = interpreter.call_torch(torch.Tensor.diagonal, (matrix,), {})
+            interpreter.call_torch(torch.Tensor.fill_, (diagonal, value), {})
+            return matrix
+    return NotImplemented

@@ -55,6 +55,8 @@ CALLS: dict[str, tuple[Callable[[int, int], torch.Tensor], Callable[[torch.Tenso
     "clamp_min_ of a slice": (rows, lambda x: torch.cat([y := x * 2, y[:, 1:].clamp_min_(0.1)], 1)),
     "triu_": (images, lambda x: (x * 2).triu_(1)),
     "nan_to_num_": (rows, lambda x: (x * 2).nan_to_num_()),
+    "fill_diagonal_": (images, lambda x: (x[0, 0] * 2).fill_diagonal_(3)),
+    "fill_diagonal_ of a square": (rows, lambda x: (x[0].t() @ x[0]).fill_diagonal_(0.5)),
     "ne_": (rows, lambda x: (x.detach() * 2).ne_(torch.tensor(0.5))),
     "logit_": (rows, lambda x: (x * 0.1).logit_(0.1)),
     "exponential_": (rows, lambda x: x * torch.empty_like(x).exponential_()),
