@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import types
 from typing import Any
 
 from dovetail.frontend.code.frame import Break
@@ -21,6 +22,13 @@ def _of_this_thread(value: Any, attribute: str) -> Any:
     return _load(value, "__dict__")[attribute]
 
 
+def _table_of_this_thread(value: Any) -> Any:
+    """The dictionary in which the running thread keeps what it has set."""
+    if not isinstance(value, threading.local):
+        raise TypeError("no thread-local object")
+    return _load(value, "__dict__")
+
+
 @attribute_rule(threading.local)
 def _attribute(interpreter: TracingInterpreter, target: Any, name: Any) -> Any:
     """Guard what this thread has set, and that no class has a descriptor before it; what is found elsewhere breaks the graph."""
@@ -28,7 +36,12 @@ def _attribute(interpreter: TracingInterpreter, target: Any, name: Any) -> Any:
     own, kind = _load(target, "__dict__"), type(target)
     by_class, owner = class_attribute(kind, name)
     its_own_look_up = class_attribute(kind, "__getattribute__")[0] is not _load
-    if source is None or name not in own or its_own_look_up or comes_before_the_object(by_class):
+    is_table = name == "__dict__" and (owner is None or isinstance(by_class, types.GetSetDescriptorType))
+    if source is not None and is_table and not its_own_look_up:
+        interpreter.values.note(own, ComputedSource(_table_of_this_thread, (source,), f"{source.name}.__dict__"))
+        return own
+    is_hidden = its_own_look_up or comes_before_the_object(by_class) or interpreter.effects.written(own, name)
+    if source is None or name not in own or is_hidden:
         raise Break("an attribute of a thread-local object is read", "read it outside, and hand its value on")
     interpreter.guard_not_shadowed(kind, owner, name)
     if owner is not None:

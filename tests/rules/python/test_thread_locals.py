@@ -134,3 +134,49 @@ def test_a_property_that_the_class_gets_later(quiet: None) -> None:
     same(X * 5.0, compiled(X))
     Own.scale = property(lambda self: 7.0)  # type: ignore[attr-defined]
     same(X * 7.0, compiled(X))
+
+
+def test_the_dictionary_of_the_running_thread() -> None:
+    state = threading.local()
+
+    def function(x: torch.Tensor) -> torch.Tensor:
+        return x * state.__dict__.get("scale", 4) + len(state.__dict__)
+
+    compiled = dovetail.compile(function, backend="aten", fullgraph=True)
+
+    def check() -> None:
+        same(function(X), compiled(X))
+
+    def another() -> None:
+        check()
+        state.scale = 5
+        check()
+
+    for scale in (None, None, 2, 3, 3):
+        if scale is not None:
+            state.scale = scale
+        check()
+        in_a_thread(check)
+        in_a_thread(another)
+        check()
+    del state.scale
+    check()
+
+
+def test_a_write_to_the_dictionary_of_the_running_thread(quiet: None) -> None:
+    states = [threading.local(), threading.local()]
+
+    def function(state: threading.local, x: torch.Tensor) -> torch.Tensor:
+        state.__dict__["count"] = state.__dict__.get("count", 0) + 1
+        return x * state.count
+
+    compiled = dovetail.compile(function, backend="aten")
+
+    def check() -> None:
+        for _ in range(2):
+            same(function(states[0], X), compiled(states[1], X))
+            assert states[0].count == states[1].count
+
+    for _ in range(2):
+        check()
+        in_a_thread(check)
