@@ -1,16 +1,17 @@
-"""Attributes of ``threading.local`` objects: read again at each call, in the thread of the call."""
+"""What belongs to the running thread: attributes of ``threading.local`` objects, its number. Read again at each call."""
 
 from __future__ import annotations
 
 import threading
 import types
+from collections.abc import Callable
 from typing import Any
 
 from dovetail.frontend.code.frame import Break
 from dovetail.frontend.interpreter.lookup import class_attribute, comes_before_the_object
 from dovetail.frontend.protocol import TracingInterpreter
-from dovetail.frontend.rules import attribute_rule
-from dovetail.guards import ComputedSource
+from dovetail.frontend.rules import Arguments, Keywords, attribute_rule, rule
+from dovetail.guards import ComputedSource, Equals
 
 _load = threading.local.__getattribute__
 
@@ -27,6 +28,10 @@ def _table_of_this_thread(value: Any) -> Any:
     if not isinstance(value, threading.local):
         raise TypeError("no thread-local object")
     return _load(value, "__dict__")
+
+
+def _asked(function: Callable[[], int]) -> int:
+    return function()
 
 
 @attribute_rule(threading.local)
@@ -47,3 +52,14 @@ def _attribute(interpreter: TracingInterpreter, target: Any, name: Any) -> Any:
     if owner is not None:
         interpreter.guard_class_item(owner, name, by_class)
     return interpreter.values.read(own[name], ComputedSource(_of_this_thread, (source, name), f"{source.name}.{name}"))
+
+
+@rule(threading.get_ident)
+def _number(interpreter: TracingInterpreter, args: Arguments, kwargs: Keywords) -> int:
+    """Guard the number of the thread, for tables with a row for each; a function that several threads call is not bound to one."""
+    number, values = threading.get_ident(*args, **kwargs), interpreter.values
+    if interpreter.trace.changes("threading.get_ident()", number):
+        raise Break("several threads ask for their number", "ask outside of the compiled function")
+    function = values.pin(threading.get_ident, "threading.get_ident")
+    values.guard(ComputedSource(_asked, (function,), "threading.get_ident()"), Equals(number), "the thread was asked for")
+    return number

@@ -180,3 +180,24 @@ def test_a_write_to_the_dictionary_of_the_running_thread(quiet: None) -> None:
     for _ in range(2):
         check()
         in_a_thread(check)
+
+
+def test_the_number_of_the_running_thread(quiet: None) -> None:
+    scales: dict[int, float] = {}
+
+    def function(x: torch.Tensor) -> torch.Tensor:
+        return x * scales[threading.get_ident()] if threading.get_ident() in scales else x + 1
+
+    compiled = dovetail.compile(function, backend="aten")
+
+    def check() -> None:
+        same(function(X), compiled(X))
+
+    for scale in (None, 2.0, 3.0):
+        if scale is not None:
+            scales[threading.get_ident()] = scale
+        check()
+    assert dovetail.events_of(compiled).count("graph break") == 0
+    for _ in range(3):
+        in_a_thread(check)
+        check()
