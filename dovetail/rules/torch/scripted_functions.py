@@ -4,6 +4,7 @@ call of the program, which a derivative of the backward runs again.
 
 from __future__ import annotations
 
+import types
 from collections.abc import Sequence
 from typing import Any
 
@@ -11,7 +12,7 @@ import torch
 
 from dovetail.frontend.code.frame import Break
 from dovetail.frontend.protocol import TracingInterpreter
-from dovetail.frontend.rules import Arguments, Keywords, callable_rule
+from dovetail.frontend.rules import Arguments, Keywords, callable_rule, rule
 from dovetail.guards import ComputedSource, Identity
 from dovetail.rules.torch import script_graphs
 from dovetail.torch_private import state as private_state
@@ -75,6 +76,15 @@ def _attribute(method: Any, path: script_graphs.Path) -> Any:
     for name in path:
         found = found.getattr(name)
     return found
+
+
+@rule(torch.jit.script)
+def _script(interpreter: TracingInterpreter, args: Arguments, kwargs: Keywords) -> Any:
+    """A function that the compiled function has made itself has what it closes over in a form that TorchScript does not know."""
+    made = args[0] if args else kwargs.get("obj")
+    if isinstance(made, types.FunctionType) and made.__closure__ and interpreter.values.source_of(made) is None:
+        raise Break("torch.jit.script is given a function that was made here", "make it outside of the compiled function")
+    return interpreter.native(torch.jit.script, args, kwargs)
 
 
 @callable_rule(torch.jit.ScriptFunction)

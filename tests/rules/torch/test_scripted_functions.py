@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import warnings
 from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
@@ -352,3 +353,30 @@ def test_buffers_random_numbers_and_modes() -> None:
             found[-1].sum().backward()
         same(found[0].detach(), found[1].detach())
         compare_modules(model, twin, f"{count} rows, training {training}")
+
+
+@functools.lru_cache
+def _of_a_matrix(function: Callable[[torch.Tensor], torch.Tensor]) -> Any:
+    function = functools.partial(function)
+
+    def scripted(x: torch.Tensor) -> torch.Tensor:
+        values, vectors = torch.linalg.eigh(x)
+        return vectors @ torch.diag_embed(function(values)) @ vectors.mT
+
+    return torch.jit.script(scripted)
+
+
+@pytest.mark.parametrize("through_the_cache", [True, False])
+def test_a_function_that_is_scripted_where_it_is_made(through_the_cache: bool) -> None:
+    make = _of_a_matrix if through_the_cache else _of_a_matrix.__wrapped__
+
+    def function(x: torch.Tensor) -> torch.Tensor:
+        return make(torch.exp)(x @ x.mT).sin()
+
+    compiled = dovetail.compile(function, backend="aten")
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always", dovetail.errors.EagerFallbackWarning)
+        for factor in range(1, 4):
+            x = randn(3, 3) * factor
+            same(function(x), compiled(x))
+    assert not [item for item in caught if item.category is dovetail.errors.EagerFallbackWarning]
