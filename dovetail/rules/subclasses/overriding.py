@@ -174,6 +174,11 @@ def _override(interpreter: TracingInterpreter, function: Any, args: Arguments, k
         return NotImplemented
     if type(function) is types.FunctionType:
         return _override_python(interpreter, function, args, kwargs)
+    if isinstance(function, torch.jit.ScriptFunction):
+        # It asks no class.
+        return call_plainly(interpreter, function, args, kwargs)
+    if isinstance(function, torch.ScriptMethod):
+        raise Break("a scripted method is given a tensor subclass", "hand over x.as_subclass(torch.Tensor)")
     if function in _NEVER_HERE or not isinstance(function, _NATIVE):
         return NotImplemented
     if function is sum and type(args[0]) in (list, tuple):

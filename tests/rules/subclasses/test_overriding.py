@@ -508,3 +508,41 @@ def test_what_is_like_a_tensor_is_asked_for_its_gradient() -> None:
 
     x = torch.ones(2)
     same(function(x, Like()), dovetail.compile(function, backend="aten")(x, Like()))
+
+
+class Placed(torch.nn.Parameter):
+    """A parameter with an attribute, for which torch asks nobody."""
+
+    place: str
+    __torch_function__ = torch._C._disabled_torch_function_impl
+
+
+@torch.jit.script
+def _scripted(x: torch.Tensor, y: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    return x * y.sin(), y
+
+
+def test_a_scripted_function_is_given_the_plain_tensor() -> None:
+    def program(weight: Placed, x: torch.Tensor) -> tuple[torch.Tensor, bool, str]:
+        product, same_weight = _scripted(x, weight)
+        return product.sum(), same_weight is weight, weight.place
+
+    results = []
+    compiled = dovetail.compile(program, backend="aten", fullgraph=True)
+    for function in (program, compiled):
+        weight = Placed(torch.ones(3))
+        weight.place = "here"
+        for size in (2, 4, 5):
+            found = function(weight, torch.arange(3.0 * size).view(size, 3))
+            found[0].backward()
+            results.append((type(found[0]), found, type(weight.grad), weight.grad))
+    same(results[:3], results[3:])
+
+
+def test_a_scripted_method_is_given_a_subclass(quiet: None) -> None:
+    net = torch.jit.script(torch.nn.Linear(3, 2))
+    weight = Placed(torch.ones(3))
+    weight.place = "here"
+    compiled = dovetail.compile(lambda x: net(x) + 1, backend="aten")
+    for _ in range(2):
+        same(net(weight) + 1, compiled(weight))
