@@ -165,7 +165,7 @@ class _Description:
             )
         if private_tensors.is_view_of_custom_function(value):
             raise CaptureError(
-                "a custom autograd.Function returns its input or a view of it, and the result is returned beside that input",
+                "a custom autograd.Function returns its input, or a view of it or of another result, which is returned too",
                 where=self._trace.locate(),
                 advice="return a clone of it",
             )

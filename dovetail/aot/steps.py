@@ -94,7 +94,7 @@ class Lowering:
     parts: PartitionedGraph | None = None
     reused: tuple[int, ...] = ()
     gradients_dropped_first: tuple[tuple[int, int], ...] = ()
-    read_later: tuple[tuple[int, int], ...] = ()
+    read_later: tuple[tuple[int, int, Sequence[int]], ...] = ()
     forward: FlatCallable | None = None
     backward: BackwardGraphs | None = None
     measured: list[int] = field(default_factory=list)
@@ -142,7 +142,7 @@ finds_freed: Place[Callable[[Sequence[torch.Tensor]], tuple[frozenset[int], ...]
 #: In front of all steps: passes that a graph needs because of operators in it, each with a test whether it needs it.
 required_passes: Place[Callable[[JointGraph], Pass | None]] = Place()
 #: Of a training graph: the written inputs whose new values the backward reads, and how many writes the write-back counts.
-reads_later: Place[Callable[[JointGraph], Sequence[tuple[int, int]]]] = Place()
+reads_later: Place[Callable[[JointGraph], Sequence[tuple[int, int, Sequence[int]]]]] = Place()
 #: In place of all steps; None: the steps are done.
 instead_of_steps: Place[Callable[[Lowering], CompiledGraph | None]] = Place()
 #: The graph by the decompositions of the backend's table; None: the hook before this one does it.

@@ -27,7 +27,7 @@ from dovetail.errors import HigherOrderGradientError
 from dovetail.runtime.backward_reads import CallReads, pending_reads, reads_of
 from dovetail.runtime.derivatives import DifferentiableBackward, Gradients, partial_gradients, refusal
 from dovetail.runtime.epilogue import Epilogue, change_metadata, is_inside
-from dovetail.runtime.origins import check_unchanged, origins_of
+from dovetail.runtime.origins import Origin, check_unchanged, origins_of
 from dovetail.runtime.output_dependencies import depend_on, prepare_hooks, require_gradient
 from dovetail.runtime.spec import RuntimeSpec
 from dovetail.torch_private import autograd as private_autograd
@@ -83,7 +83,7 @@ def make_runtime_function(
     derivatives: DifferentiableBackward | None = None,
     keep_apart: KeepApart | None = None,
     unreached: Sequence[int] = (),
-    read_later: Sequence[tuple[int, int]] = (),
+    read_later: Sequence[tuple[int, int, Sequence[int]]] = (),
 ) -> RuntimeFunction:
     """``run(inputs) -> results``, one real tensor for each entry of ``spec.outputs``.
 
@@ -91,7 +91,7 @@ def make_runtime_function(
     ``tangent_strides(primals)`` says (those of the outputs, if None) is copied into them, because the backward was compiled
     for those. ``derivatives`` runs the backward where it is to be differentiated itself. ``keep_apart`` keeps what a call has
     saved apart from its node of autograd. ``unreached`` are inputs that get no gradient whatever is asked for.
-    ``read_later`` are inputs that must not change between the write-back, which counts so many writes, and the backward.
+    ``read_later`` are inputs that may not change between their write-back, of so many writes, and a backward from these outputs.
     """
     compute = forward
     if backward is not None:
@@ -125,7 +125,7 @@ class Call:
     """
 
     graph: DifferentiableGraph
-    origins: list[tuple[torch.Tensor, int]]
+    origins: list[Origin]
     reads: CallReads | None
     kept: Any
     strides: Sequence[tuple[int, ...] | None] = ()
@@ -219,7 +219,7 @@ class DifferentiableGraph:
         # Which outputs are tensors, and which inputs stand for other tensors, is the same at every call.
         self._saves_tensors: bool | None = None
         self._standing: list[int] | None = None
-        self.read_later: Sequence[tuple[int, int]] = ()
+        self.read_later: Sequence[tuple[int, int, Sequence[int]]] = ()
 
     def __call__(self, inputs: list[torch.Tensor], apply: Callable[..., Any] | None = None) -> list[torch.Tensor]:
         """The forward outputs; ``apply(graph, *edges)`` may put them behind other nodes."""
@@ -258,8 +258,7 @@ class DifferentiableGraph:
         if self._standing is None:
             self._standing = [index for index, value in enumerate(primals) if origins_of(value)]
         origins = [noted for index in self._standing for noted in origins_of(primals[index])] if self._standing else []
-        for index, count in self.read_later:
-            origins.append((primals[index], primals[index]._version + count))
+        origins += [(primals[at], primals[at]._version + count, outputs) for at, count, outputs in self.read_later]
         derivatives = self.derivatives
         kept = None if derivatives is None else derivatives.keep(primals)
         call = ctx.call = Call(self, origins, pending_reads(), kept)
@@ -297,7 +296,7 @@ class DifferentiableGraph:
         if not any(defined) and call.direct is None:
             # Eager's backward comes to none of these nodes: it checks nothing, and frees nothing.
             return self.to_edges(self._backward(defined)([]))
-        check_unchanged(call.origins)
+        check_unchanged(call.origins, defined)
         if call.reads is not None:
             call.reads.check()
         if torch.is_grad_enabled():
@@ -384,10 +383,10 @@ class DifferentiableGraph:
 
     def prologue(self, call: Call, saved: Sequence[Any], gradients: Gradients) -> list[Any]:
         """The arguments of the backward's graph."""
-        check_unchanged(call.origins)
+        tangents = [gradients[index] for index in self._differentiable]
+        check_unchanged(call.origins, [tangent is not None for tangent in tangents])
         if call.reads is not None:
             call.reads.check()
-        tangents = [gradients[index] for index in self._differentiable]
         return self._graph_inputs(call, _with_constants(call, saved), tangents)
 
     def backward_graph(self, gradients: Gradients) -> tuple[torch.fx.GraphModule, Sequence[int]] | None:

@@ -34,6 +34,26 @@ def noting_views() -> Iterator[None]:
         yield
 
 
+def one_by_one(
+    function: Callable[[list[torch.Tensor]], Sequence[torch.Tensor]], tensors: Sequence[torch.Tensor]
+) -> list[Any]:
+    """Call a function for each of the gradients that ``is_grads_batched`` hands over as one, from inside a kernel for that."""
+    level = torch._C._vmapmode_increment_nesting() - 1
+    torch._C._vmapmode_decrement_nesting()
+    key: Any = torch._C._parse_dispatch_key("Batched")
+    batches = {
+        place: torch._remove_batch_dim(value, level, 1, 0)  # type: ignore[attr-defined]
+        for place, value in enumerate(tensors)
+        if torch._C._dispatch_keys(value).has(key)
+    }
+    calls = []
+    for values in zip(*batches.values(), strict=True):
+        row = dict(zip(batches, values, strict=True))
+        calls.append(function([row.get(place, value) for place, value in enumerate(tensors)]))
+    columns = zip(*calls, strict=True)
+    return [torch._add_batch_dim(torch.stack(column), 0, level) for column in columns]  # type: ignore[attr-defined]
+
+
 _PARTS = torch._C.DispatchKey.CompositeImplicitAutograd
 
 

@@ -92,7 +92,7 @@ def is_view_of_custom_function(view: torch.Tensor) -> bool:
     """Whether a custom ``autograd.Function`` returned this view: its backward is not that of the view operators."""
     base = view._base
     node: Any = None if base is None else view.grad_fn
-    while node is not None and base is not None and node is not base.grad_fn:
+    while node is not None and base is not None and (node is view.grad_fn or node is not base.grad_fn):
         # Autograd's mark for it is that of unbind() too where the function returns several tensors.
         if isinstance(node, torch.autograd.function.BackwardCFunction):
             return True

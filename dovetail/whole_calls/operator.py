@@ -109,11 +109,34 @@ def _fake(function: int, tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
     return [facts.empty() for facts in _FUNCTIONS[function].facts.rule(*tensors)]
 
 
+def _for_each_gradient(function: int, tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+    return private_kernels.one_by_one(functools.partial(_call, function), tensors)
+
+
+_library.impl("whole_call", _for_each_gradient, "Batched")
+
+
+def _call(function: int, tensors: Sequence[torch.Tensor]) -> Sequence[torch.Tensor]:
+    return WHOLE_CALL(function, tensors)  # type: ignore[no-any-return]
+
+
+def _batched(info: Any, in_dims: Any, function: int, tensors: Sequence[torch.Tensor]) -> tuple[Any, Any]:
+    """One call for each gradient of a batch (``torch.vmap`` over ``torch.autograd.grad``)."""
+    dims = in_dims[1]
+    rows = [
+        [value if dim is None else value.select(dim, index) for value, dim in zip(tensors, dims, strict=True)]
+        for index in range(info.batch_size)
+    ]
+    found = [torch.stack(results) for results in zip(*(_call(function, row) for row in rows), strict=True)]
+    return found, [0] * len(found)
+
+
 @functools.cache
-def _register_fakes() -> None:
+def _register_rules() -> None:
     """Not with the module, which most programs load in vain: torch goes through all loaded modules here, for 12 ms."""
     for name in ("whole_call", "whole_call_random"):
         torch.library.register_fake(f"dovetail::{name}", _fake, lib=_library)
+    torch.library.register_vmap("dovetail::whole_call", _batched, lib=_library)
 
 
 WHOLE_CALL = torch.ops.dovetail.whole_call.default
@@ -134,7 +157,7 @@ ASSUMES.update({WHOLE_CALL: _may_be_outgrown, RANDOM_WHOLE_CALL: _may_be_outgrow
 
 def record(trace: Trace, function: WholeFunction, tensors: Sequence[torch.Tensor]) -> tuple[torch.Tensor, ...]:
     """Record a call as one node. The graph of the trace keeps the function alive."""
-    _register_fakes()
+    _register_rules()
     number = next(_numbers)
     _FUNCTIONS[number] = function
     trace.kept_alive.append(function)

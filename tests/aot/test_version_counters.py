@@ -104,3 +104,24 @@ def test_results_begin_at_0() -> None:
 
     assert program(torch.ones(2))._version == 2
     assert dovetail.compile(program, backend="aten")(torch.ones(2))._version == 0
+
+
+def _product(x: Tensor, written: Tensor) -> Any:
+    written[0] = x[0]
+    return (x @ written).sum(), x * 2, (x @ written).cos()
+
+
+@pytest.mark.parametrize("source", ["product", "double", "cosine", "written"])
+def test_a_backward_that_does_not_read_the_written_input(source: str) -> None:
+    found = []
+    for run in (_product, dovetail.compile(_product, backend="aten")):
+        x, leaf = torch.ones(2, 2, requires_grad=True), torch.ones(2, 2, requires_grad=True)
+        written = leaf * 1
+        product, double, cosine = run(x, written)
+        written.add_(1)
+        root = {"product": product, "double": double, "cosine": cosine, "written": written}[source]
+        try:
+            found.append(torch.autograd.grad(root.sum(), [x, leaf], allow_unused=True))
+        except RuntimeError as error:
+            found.append("modified by an inplace operation" in str(error))
+    torch.testing.assert_close(*found)

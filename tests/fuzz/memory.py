@@ -146,7 +146,7 @@ _VALUES = (
     "branching({M}, {M})",
     "opaque({M})",
     "Cube.apply({M})",
-    "Doubled.apply({M} * 1.0, {M})[0]",
+    "Doubled.apply({M}, {M})[0]",
     "torch.utils.checkpoint.checkpoint(lambda t, other={M}: (t * other).sin(), {M}, use_reentrant=False)",
     "torch.func.grad(lambda t: (t * {M}).sin().sum())({M})",
 )
@@ -171,9 +171,11 @@ _WRITES = (
     "{W}.data.add_(1)",
     "{W}.detach().mul_(0.5)",
     "{W}.requires_grad_()",
+    "{W}.detach_()",
     "{W}.t_().t_()",
     "{W}.detach().resize_(2, 3)",
     "{W}.set_({M})",
+    "Doubled.apply({W}, {M})",
 )
 _SEEN = (
     "{M}.requires_grad",

@@ -157,3 +157,20 @@ def test_borders_of_one_tensor_are_disjoint() -> None:
 
     with pytest.raises(GraphBreakError, match="also reads"):
         _compiled(overlapping)(torch.arange(4.0))
+
+
+def test_gradients_in_a_batch() -> None:
+    def function(x, w):
+        return (x * w).sin() * x.prod()
+
+    x, w = torch.linspace(0.5, 2, 3, requires_grad=True), torch.linspace(1, 2, 3, requires_grad=True)
+    compiled = _compiled(function)
+
+    def batched(run):
+        jacobian = torch.autograd.functional.jacobian(run, (x, w), vectorize=True)
+        hessian = torch.autograd.functional.hessian(lambda *given: run(*given).sum(), (x, w), vectorize=True)
+        result = run(x, w)
+        rows = torch.vmap(lambda row: torch.autograd.grad(result, x, row, retain_graph=True)[0])(torch.eye(3))
+        return jacobian, hessian, rows
+
+    torch.testing.assert_close(batched(compiled), batched(function))

@@ -142,6 +142,17 @@ def _requires_grad(interpreter: TracingInterpreter, function: Any, args: Argumen
     return target
 
 
+@method_rule("detach_")
+def _detach(interpreter: TracingInterpreter, function: Any, args: Arguments, kwargs: Keywords) -> Any:
+    """Eager refuses to detach a view in place."""
+    owner = getattr(function, "__self__", None)
+    target: Any = owner if args == () else args[0]
+    traced = interpreter.trace.input_of(target)
+    if traced is not None:
+        guard_no_view(interpreter, traced, "is detached in place")
+    return NotImplemented
+
+
 @checks_outputs
 def _refuse_anomaly_mode(
     trace: Trace, values: Sequence[torch.Tensor], roots: Sequence[torch.Tensor], order: int
@@ -198,21 +209,18 @@ def _finish(interpreter: TracingInterpreter) -> None:
     for item in interpreter.trace.inputs:
         is_changed = item.index in changed or (item.real.is_leaf and _is_written(item))
         if is_changed and item.requires_grad and type(item.real) is torch.Tensor:
-            _guard_no_view(interpreter, item)
+            # A write to a leaf that is a view: autograd makes older views anew, of a base that requires no gradient. A change
+            # of the sizes of a view of a leaf: eager's error, which would come before the graph has run.
+            guard_no_view(interpreter, item, "that requires a gradient, is changed in place")
 
 
 def _is_written(item: TracedInput) -> bool:
     return private_tensors.version_of(item.value) != item.original_version
 
 
-def _guard_no_view(interpreter: TracingInterpreter, item: TracedInput) -> None:
-    """A write to a leaf that is a view: autograd makes older views anew, of a base that requires no gradient. A change of the sizes
-    of a view of a leaf: eager's error, which would come before the graph has run.
-    """
+def guard_no_view(interpreter: TracingInterpreter, item: TracedInput, event: str) -> None:
+    """Have an input be no view; break the graph where it is one. The traced tensor that stands for it is never a view."""
     if item.real._base is not None:
-        raise Break(
-            f"{item.name}, a view that requires a gradient, is changed in place",
-            "change it outside of the compiled function",
-        )
+        raise Break(f"{item.name}, a view {event}", "do it outside of the compiled function")
     source = AttributeSource(interpreter.values.guards.tensor_source(item.index), "_base")
     interpreter.values.guard(source, Equals(None), f"{item.name} is no view")

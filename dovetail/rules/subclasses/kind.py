@@ -163,7 +163,7 @@ def _check_written(interpreter: TracingInterpreter) -> None:
         is_part = isinstance(values.guards.tensor_source(traced.index), InnerSource)
         if not is_part or trace.node_of(traced.value) is traced.node:
             continue
-        ((wrapper, _), *outer) = origins_of(traced.real)
+        ((wrapper, *_), *outer) = origins_of(traced.real)
         known = None if outer else values.stood_for(values.wrap(wrapper))
         if known is None or not private_distributed.is_spread(wrapper):
             raise Break(f"{traced.name}, a part of a tensor subclass, is written to", "make a new tensor instead")

@@ -90,7 +90,7 @@ class WrapperMaker:
             made: torch.Tensor = Wrapped.apply(self, form, *inner)  # type: ignore[no-untyped-call]
             if form is None:
                 node: Any = made.grad_fn
-                node.result = made.detach(), made._version
+                node.result = made.detach(), made._version, ()
             return made
         return self.build(dict(zip(self.names, inner, strict=True)))
 

@@ -6,6 +6,7 @@ reads that. A graph starts anew each time, so eager runs such functions.
 
 from __future__ import annotations
 
+import functools
 import types
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -18,6 +19,7 @@ from dovetail.frontend.interpreter.lookup import class_attribute
 from dovetail.frontend.protocol import TracingInterpreter
 from dovetail.frontend.rules import Arguments, Keywords, rule
 from dovetail.guards import AttributeSource, Identity
+from dovetail.rules.gradients.flags import guard_no_view
 from dovetail.rules.gradients.nonlinear_backwards import refusing_summands
 from dovetail.rules.torch.patched_tensors import note_for_backward
 from dovetail.torch_private import autograd_nodes as private_autograd_nodes
@@ -60,7 +62,20 @@ class Interpreted:
             values.note_backward_read(source, Identity(inner), f"{name} was called", always=True)
             note_for_backward(values)
             called = refusing_summands(self._interpreter, called)
+        elif name in ("forward", "setup_context"):
+            called = functools.partial(self._checked, called, name == "setup_context")
         return staticmethod(called)
+
+    def _checked(self, called: Any, sets_up: bool, *args: Any) -> Any:
+        """Call ``forward`` or ``setup_context``. Eager refuses a write to a view where there are several results."""
+        result = called(*args)
+        results = args[2] if sets_up else result
+        if isinstance(results, tuple) and len(results) > 1:
+            for value in getattr(args[0], "dirty_tensors", None) or ():
+                traced = self._interpreter.trace.input_of(value)
+                if traced is not None:
+                    guard_no_view(self._interpreter, traced, "is written to by a custom function with several results")
+        return result
 
 
 @rule(private_autograd_nodes.FUNCTION_APPLY)
