@@ -78,9 +78,20 @@ def interpret_checkpoint(interpreter: TracingInterpreter, args: Arguments, kwarg
     # Where no argument requires a gradient it records nothing, whatever the function uses beside its arguments.
     if torch.is_grad_enabled() and any(isinstance(item, torch.Tensor) and item.requires_grad for item in args[1:]):
         settings = {**kwargs, "use_reentrant": False}
-        return interpreter.call_torch(torch.utils.checkpoint.checkpoint, args, settings)
+        result = interpreter.call_torch(torch.utils.checkpoint.checkpoint, args, settings)
+        _refuse_containers(result)
+        return result
     with torch.no_grad():
         return interpreter.call(args[0], args[1:], {})
+
+
+def _refuse_containers(result: Any) -> None:
+    """The reentrant kind gives no gradient to tensors that its function returns in a container or in another object."""
+    parts = result if isinstance(result, tuple) else (result,)
+    if not all(part is None or isinstance(part, (torch.Tensor, int, float, complex, str)) for part in parts):
+        raise Break(
+            "a reentrant checkpoint returns tensors in an object", "pass use_reentrant=False, or return a tuple"
+        )
 
 
 @rule(torch.utils.checkpoint.checkpoint_sequential)

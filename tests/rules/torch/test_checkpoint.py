@@ -235,3 +235,26 @@ def test_the_reentrant_kind_takes_no_other_keywords() -> None:
     for function in (program, dovetail.compile(program, backend="aten")):
         with pytest.raises(ValueError, match="Unexpected keyword arguments: scale"):
             function(torch.ones(4, 16, dtype=DOUBLE, requires_grad=True))
+
+
+class _Held:
+    def __init__(self, value: torch.Tensor) -> None:
+        self.value = value
+
+
+@pytest.mark.parametrize("wrap", [lambda y: {"a": y}, lambda y: (y, [y * 2]), _Held, lambda y: (y, None, 3)])
+@pytest.mark.filterwarnings("ignore")
+def test_what_the_reentrant_kind_returns_in_an_object_has_no_gradient(wrap: Any) -> None:
+    linear = torch.nn.Linear(3, 3)
+
+    def function(x: torch.Tensor) -> Any:
+        return checkpoint(lambda value: wrap(linear(value)), x, use_reentrant=True)
+
+    def flags(run: Any) -> list[bool]:
+        result = run(torch.ones(2, 3, requires_grad=True))
+        leaves = torch.utils._pytree.tree_leaves(result.value if isinstance(result, _Held) else result)
+        return [leaf.requires_grad for leaf in leaves if isinstance(leaf, torch.Tensor)]
+
+    compiled = dovetail.compile(function, backend="aten")
+    for _ in range(2):
+        assert flags(compiled) == flags(function)
