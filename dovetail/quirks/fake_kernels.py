@@ -73,6 +73,20 @@ def symbolic_draw(run: Run, operator: Any, args: Sequence[Any], kwargs: Mapping[
 
 @quirk(
     FAKE,
+    _aten.normal.Tensor_Tensor,
+    example=lambda: Example(
+        torch.normal, [(torch.zeros(3, dtype=torch.float16), torch.ones(3))], order=0, options={"fullgraph": True}
+    ),
+    issue="https://github.com/pytorch/pytorch/issues/194547",
+)
+def drawn_as_the_mean(run: Run, operator: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
+    """Draw numbers of the type of their means, as the kernel does, where the deviations have another."""
+    mean, deviation, *rest = args
+    return run(operator, (mean, deviation.to(mean.dtype), *rest), kwargs)
+
+
+@quirk(
+    FAKE,
     _aten._pack_padded_sequence.default,
     example=lambda: Example(
         lambda x: torch.nn.utils.rnn.pack_padded_sequence(x, torch.tensor([4, 2])).data * 2,

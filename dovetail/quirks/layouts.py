@@ -200,6 +200,17 @@ def contiguous_log_sigmoid(run: Run, operator: Any, args: Sequence[Any], kwargs:
     return _laid_out(result, torch.contiguous_format) if args[0].device.type == "cpu" else result
 
 
+def _complex(x: torch.Tensor) -> torch.Tensor:
+    return torch.complex(x, x)
+
+
+@quirk(FAKE, _aten.angle.default, example=_strides(_aten.angle.default, _complex))
+def contiguous_angle(run: Run, operator: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
+    """Make the angles of complex numbers contiguous, as the kernel does."""
+    result = run(operator, args, kwargs)
+    return _laid_out(result, torch.contiguous_format) if args[0].is_complex() else result
+
+
 # By the two arguments that are operands.
 _SUMS = {
     _aten.elu_backward.default: (0, 5),

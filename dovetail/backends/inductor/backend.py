@@ -6,7 +6,7 @@
 * symbolic floats become tensors (:mod:`.float_inputs`);
 * scalars are computed once, not in every kernel that reads them (:mod:`.scalar_values`);
 * convolutions and their gradients read one memory layout, also where they are in two graphs (:mod:`.convolution_layouts`);
-* faults of Inductor are worked around (:mod:`.workarounds`);
+* faults of Inductor are worked around (:mod:`.workarounds`, :mod:`.arithmetic`);
 * code that an earlier process has made of the same graph is taken from the cache (:mod:`.kept_code`).
 
 The graph has been decomposed before (:mod:`.decompositions`).
@@ -23,7 +23,7 @@ import torch
 
 from dovetail import cache
 from dovetail.backends.common.outputs import guard_outputs, own_copy, promised_strides
-from dovetail.backends.inductor import complex_scatters, convolution_layouts, workarounds
+from dovetail.backends.inductor import arithmetic, complex_scatters, convolution_layouts, workarounds
 from dovetail.backends.inductor.decompositions import Decompositions
 from dovetail.backends.inductor.float_inputs import floats_as_tensors
 from dovetail.backends.inductor.generated import Generated, note
@@ -34,6 +34,7 @@ from dovetail.backends.protocol import PIPELINE_OPTIONS, Backend, CompiledCallab
 from dovetail.errors import BackendError, OptionError, did_you_mean
 from dovetail.passes.write_backs import write_back
 from dovetail.torch_private import inductor as private_inductor
+from dovetail.torch_private import inductor_arithmetic as private_arithmetic
 from dovetail.torch_private import inductor_cache as private_inductor_cache
 from dovetail.torch_private import operators as private_operators
 from dovetail.torch_private import sizes as private_sizes
@@ -84,7 +85,7 @@ def _passes(key: str) -> dict[str, Any]:
 
     The files and the key also keep Inductor's cache from finding code that was compiled with other workarounds, or of other values.
     """
-    modules = (complex_scatters, convolution_layouts, workarounds, private_inductor)
+    modules = (arithmetic, complex_scatters, convolution_layouts, workarounds, private_inductor, private_arithmetic)
     files = tuple(str(item.__file__) for item in modules)
     layouts = private_inductor.inductor_pass(convolution_layouts.lay_out_convolutions, files, key)
     order = private_inductor.inductor_schedule_pass()

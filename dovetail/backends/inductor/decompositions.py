@@ -12,6 +12,7 @@
   memory of all scores once more (torch 2.11 to 2.13).
 - The gradient of a nearest neighbour by a scale in two dimensions: Inductor takes the scale to be the quotient of the sizes, and
   the gradient of ``interpolate(x, scale_factor=1.7)`` was silently wrong (torch 2.13).
+- Arithmetic with other results than eager's (:mod:`.arithmetic`).
 """
 
 from __future__ import annotations
@@ -25,6 +26,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from dovetail.backends.inductor.arithmetic import LOOKING, arithmetic, or_else
 from dovetail.rules.optim.fused_updates import NAMES, takes_symbols
 from dovetail.torch_private import inductor as private_inductor
 from dovetail.trace.repeats import draws_random_numbers
@@ -99,18 +101,7 @@ def changing_numbers(table: dict[Any, Rule]) -> dict[Any, Rule]:
     found[_aten.lerp.Scalar] = lambda start, end, weight: (
         _lerp(start, end, weight) if _has_symbol(weight) else NotImplemented
     )
-    return {operator: _or_else(rule, table.get(operator)) for operator, rule in found.items()}
-
-
-def _or_else(rule: Rule, other: Rule | None) -> Rule:
-    if other is None:
-        return rule
-
-    def apply(*args: Any, **kwargs: Any) -> Any:
-        result = rule(*args, **kwargs)
-        return other(*args, **kwargs) if result is NotImplemented else result
-
-    return apply
+    return {operator: or_else(rule, table.get(operator)) for operator, rule in found.items()}
 
 
 Update = Callable[..., Sequence[Tensor | None]]
@@ -311,16 +302,18 @@ class Decompositions(collections.UserDict[Any, Rule]):
 
 
 def wanted_decompositions() -> dict[Any, Rule]:
-    """Return Inductor's decompositions and Dovetail's for it, without those of operators that draw random numbers.
+    """Return Inductor's decompositions and Dovetail's for it, without those of operators that draw, or look at, numbers.
 
     A decomposed random operator draws other numbers than eager's kernel does.
     """
     table = {**private_inductor.inductor_decompositions(), **fused_optimizers()}
     table |= {_aten.nll_loss_backward.default: nll_loss_backward, _aten._efficientzerotensor.default: _zeros_in_memory}
     table |= changing_numbers(table)
+    table |= arithmetic(table)
     table |= outer_products(table)
     table[_aten.upsample_nearest2d_backward.default] = nearest_backward
-    return {target: rule for target, rule in table.items() if not draws_random_numbers(target)}
+    kept = (target for target in table if target not in LOOKING and not draws_random_numbers(target))
+    return {target: table[target] for target in kept}
 
 
 def _zeros_in_memory(size: Sequence[Any], **kwargs: Any) -> torch.Tensor:

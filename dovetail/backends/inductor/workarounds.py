@@ -187,6 +187,34 @@ def keep_explicit_rounding(job: Job) -> None:
             user.replace_input_with(node, rounded)
 
 
+_ORDERS = ("eq", "ne", "lt", "le", "gt", "ge")
+_COMPARISONS = {getattr(torch.ops.aten, name).Tensor for name in _ORDERS} | {
+    getattr(torch.ops.aten, name).Scalar for name in _ORDERS[:2]
+}
+
+
+def _largest(x: torch.Tensor) -> torch.Tensor:
+    return (x.bfloat16() + 0.3).amax(-1).float()
+
+
+@quirk(
+    WORKAROUNDS,
+    example=_example(_largest, (4, 50), order=1),
+    issue="https://github.com/pytorch/pytorch/issues/195214",
+)
+def round_before_comparing(job: Job) -> None:
+    """Round computed numbers of half precision before they are compared with each other.
+
+    Inductor compares them in single precision: the largest of them, rounded, was equal to none, and its gradient not a number.
+    """
+    for node in job.graph.graph.nodes:
+        if node.target not in _COMPARISONS:
+            continue
+        for value in node.all_input_nodes:
+            if value.op == "call_function" and value.meta["val"].dtype in _HALF:
+                node.replace_input_with(value, _bits(_bits(value, torch.int16), value.meta["val"].dtype))
+
+
 def give_sizes_as_inputs(job: Job) -> None:
     """Symbolic sizes become inputs of their own, where Inductor's cache looks for them.
 

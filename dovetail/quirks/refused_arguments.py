@@ -1,0 +1,68 @@
+"""Arguments that eager's kernels refuse and fake kernels take, so that a backend without these kernels would compute something."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import torch
+
+from dovetail.quirks.registry import Example, quirk
+from dovetail.trace.overrides import FAKE, Run
+
+_aten = torch.ops.aten
+
+
+def _is_exact(value: Any) -> bool:
+    return isinstance(value, torch.Tensor) and not value.is_floating_point() and not value.is_complex()
+
+
+def _has_nothing(image: torch.Tensor, sizes: Sequence[Any]) -> bool:
+    return any(type(size) is int and size == 0 for size in (*image.shape[2:], *sizes))
+
+
+_Refuses = Callable[..., bool]
+_TYPES: dict[Any, _Refuses] = {
+    _aten.argmax.default: lambda value, *rest: value.dtype == torch.bool,
+    _aten.argmin.default: lambda value, *rest: value.dtype == torch.bool,
+    _aten.linalg_cross.default: lambda one, other, *rest: one.dtype != other.dtype,
+    _aten.logcumsumexp.default: lambda value, *rest: _is_exact(value),
+    _aten.nll_loss_forward.default: lambda scores, labels, *rest: labels.dtype not in (torch.int64, torch.uint8),
+}
+_RESIZES = {
+    operator: (lambda image, sizes, *rest: _has_nothing(image, sizes))
+    for operator in (
+        *(_aten.upsample_bilinear2d.default, _aten.upsample_bicubic2d.default, _aten.upsample_nearest2d.default),
+        *(_aten.upsample_linear1d.default, _aten.upsample_nearest1d.default),
+        *(_aten.upsample_trilinear3d.default, _aten.upsample_nearest3d.default),
+    )
+}
+
+
+def _example(function: Callable[..., Any], *arguments: Any) -> Callable[[], Example]:
+    return lambda: Example(function, [arguments], order=0, exact=False, options={"backend": "inductor"})
+
+
+@quirk(
+    FAKE,
+    *_TYPES,
+    *_RESIZES,
+    example={
+        "argmax": _example(torch.argmax, torch.tensor([True, False])),
+        "cross": _example(torch.linalg.cross, torch.ones(3), torch.ones(3, dtype=torch.float64)),
+        "logcumsumexp": _example(lambda x: torch.logcumsumexp(x, 0), torch.tensor(2)),
+        "nll_loss": _example(torch.nn.functional.nll_loss, torch.ones(2, 3), torch.tensor([1, 2], dtype=torch.int32)),
+        "bilinear": _example(
+            lambda x: torch.nn.functional.interpolate(x, size=(2, 2), mode="bilinear"), torch.ones(1, 1, 0, 3)
+        ),
+    },
+    issue="https://github.com/pytorch/pytorch/issues/197554",
+)
+def refused_by_kernels(run: Run, operator: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
+    """Refuse what the kernel refuses: a fake kernel that takes it lets a backend with kernels of its own compute it."""
+    names = [item.name for item in operator._schema.arguments]
+    given = [*args, *(kwargs[name] for name in names[len(args) :] if name in kwargs)]
+    refuses = _TYPES.get(operator) or _RESIZES[operator]
+    if refuses(*given):
+        raise RuntimeError(f"{operator} has no kernel for these arguments")
+    return run(operator, args, kwargs)

@@ -1,0 +1,105 @@
+"""Arithmetic whose results and types Inductor has in another way than eager's kernels."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+
+import dovetail
+from dovetail.torch_private import compilers as private_compilers
+
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.skipif(private_compilers.cpp_compiler() is None, reason="needs a C++ compiler"),
+]
+_INF, _NAN = math.inf, math.nan
+
+
+def _compare(function: Callable[..., Any], *args: torch.Tensor) -> None:
+    compiled = dovetail.compile(function, backend="inductor", tiers="wait", fullgraph=True)
+    torch.testing.assert_close(compiled(*args), function(*args), rtol=1e-5, atol=0, equal_nan=True)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.sampled(1)
+def test_quotients_are_rounded_down_as_in_python(dtype: torch.dtype) -> None:
+    one = torch.tensor(
+        [1.0, -1.0, _INF, -0.0, 5.0, 1e20, 0.3, _NAN, 6.0, 0.5, 7.0, -7.0, 0.0, 5.5, -5.5, 1.0], dtype=dtype
+    )
+    other = torch.tensor(
+        [0.1, 0.1, 2.0, 3.0, _INF, 3.0, 0.1, 1.0, -_INF, 0.1, 0.0, 0.0, 0.0, -_INF, 2.0, 1 / 3], dtype=dtype
+    )
+
+    def program(x: torch.Tensor, y: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        down = torch.div(x, y, rounding_mode="floor")
+        return x // y, x % y, down, torch.remainder(x, 0.1), torch.floor_divide(x, 0.3), 5.5 % y, x % -3, x // 2
+
+    _compare(program, one, other)
+    # Signs of zeros.
+    _compare(lambda x, y: [item.signbit() & (item == 0) for item in program(x, y)], one, other)
+
+
+def test_small_and_large_numbers_keep_their_digits() -> None:
+    x = torch.tensor([1e-30, -1e-8, 1e-4, 0.5, -0.9, 3e38, 1.5, _INF, -_INF, _NAN, 0.0, -0.0, 1.0, 1.0001, 2e9, 1e20])
+    _compare(lambda x: (torch.expm1(x), torch.atanh(x), torch.acosh(x), x**-0.5), x)
+
+
+def test_whole_numbers_wrap_and_count_as_in_eager() -> None:
+    def program(x: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        return torch.arange(9) * 1500000000, x.abs() < 0, x.byte().any(1), x.byte().any() * 200 + 100
+
+    _compare(program, torch.full((4, 5), -(2**15), dtype=torch.int16) + 1 - torch.eye(4, 5, dtype=torch.int16))
+
+
+def test_products_of_whole_numbers_have_their_type() -> None:
+    one, other, vector = (torch.full(size, 100, dtype=torch.int8) for size in ((2, 3, 4), (2, 4, 4), (4,)))
+
+    def program(one: torch.Tensor, other: torch.Tensor, vector: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        batches = one[:, :1] @ other[..., :1], one[:, :1] @ other, one @ other
+        return *batches, one[0, :1] @ other[0], torch.dot(vector, vector), one[0] @ vector
+
+    _compare(program, one, other, vector)
+
+
+def test_a_term_without_a_factor_is_left_out() -> None:
+    nothing, one, other = torch.full((4,), _NAN), torch.ones(1, 4), torch.ones(4, 4)
+
+    def program(start: torch.Tensor, one: torch.Tensor, other: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        return torch.addmm(start, one, other, beta=0), torch.addmm(one, one * _NAN, other, alpha=0)
+
+    _compare(program, nothing, one, other)
+
+
+@pytest.mark.parametrize("x", [torch.ones(3, dtype=torch.bool), torch.arange(3), torch.ones(3).half()])
+@pytest.mark.sampled(1)
+def test_a_scaled_number_has_the_type_of_a_product(x: torch.Tensor) -> None:
+    _compare(lambda x: (torch.ldexp(x, torch.ones(3).half()), torch.ldexp(x, torch.ones(3))), x)
+
+
+@pytest.mark.parametrize(
+    "function",
+    [
+        lambda x, index: x.index_select(0, index),
+        lambda x, index: x.index_add(0, index, torch.ones(2, 3)),
+        lambda x, index: x.index_copy(0, index, torch.ones(2, 3)),
+    ],
+)
+@pytest.mark.sampled(1)
+def test_negative_indices_are_refused(function: Callable[..., torch.Tensor]) -> None:
+    compiled = dovetail.compile(function, backend="inductor", tiers="wait")
+    x = torch.arange(12.0).reshape(4, 3)
+    torch.testing.assert_close(compiled(x, torch.tensor([3, 0])), function(x, torch.tensor([3, 0])))
+    with pytest.raises((IndexError, RuntimeError)):
+        compiled(x, torch.tensor([-1, 0]))
+
+
+def test_ties_of_half_precision_get_a_gradient() -> None:
+    x = torch.randn(4, 50, dtype=torch.bfloat16, generator=torch.Generator().manual_seed(0)).requires_grad_()
+    function = lambda x: (x * 1.1).amax(-1)  # noqa: E731
+    compiled = dovetail.compile(function, backend="inductor", tiers="wait", fullgraph=True)
+    (expected,), (actual,) = (torch.autograd.grad(callee(x).sum(), x) for callee in (function, compiled))
+    torch.testing.assert_close(actual, expected)
