@@ -193,13 +193,13 @@ _COMPARISONS = {getattr(torch.ops.aten, name).Tensor for name in _ORDERS} | {
 }
 
 
-def _largest(x: torch.Tensor) -> torch.Tensor:
-    return (x.bfloat16() + 0.3).amax(-1).float()
+def _fifty(x: torch.Tensor) -> torch.Tensor:
+    return (x.bfloat16() + 0.3 == 50.25).float()
 
 
 @quirk(
     WORKAROUNDS,
-    example=_example(_largest, (4, 50), order=1),
+    example=_example(_fifty, (50,)),
     issue="https://github.com/pytorch/pytorch/issues/195214",
 )
 def round_before_comparing(job: Job) -> None:
