@@ -45,7 +45,7 @@ def _is_of_torch(value: Any) -> bool:
         return value.__name__.split(".", 1)[0] == "torch"
     if isinstance(value, type) and issubclass(value, _WORKERS):
         return True
-    return isinstance(value, (type, types.FunctionType)) and (value.__module__ or "").split(".", 1)[0] == "torch"
+    return isinstance(value, (type, types.FunctionType)) and str(value.__module__).split(".", 1)[0] == "torch"
 
 
 def _work_with_tensors(values: Iterable[Any], depth: int) -> bool:

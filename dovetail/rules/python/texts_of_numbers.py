@@ -48,7 +48,7 @@ _WHOLE_CONVERSIONS = frozenset("diouxX")
 _JOINING = {operator.add: operator.add, operator.iadd: operator.add}
 _PERCENT = (operator.mod, operator.imod)
 _CONTAINERS, _MOST_ITEMS = (list, tuple, dict), 64
-_STORING = (setattr, object.__setattr__, isinstance, type, dict, list, tuple)
+_STORING, _ASKING = (setattr, isinstance), (type, dict, list, tuple)
 
 
 class DeferredText:
@@ -251,22 +251,19 @@ def _store_item(interpreter: TracingInterpreter, function: Any, operands: Argume
 @first_rule
 def _call(interpreter: TracingInterpreter, function: Any, args: Arguments, kwargs: Keywords) -> Any:
     """A call that makes a text of numbers or texts, or one of native code that is given such texts."""
-    if not kwargs and args and (found := _made_by_call(function, args)) is not NotImplemented:
+    if args and not kwargs and (found := _made_by_call(function, args)) is not NotImplemented:
         return found
-    if not _holds_text(args) and not _holds_text(kwargs.values()):
-        return NotImplemented
-    is_kept = function in _STORING if isinstance(function, types.BuiltinFunctionType | type) else False
-    if is_kept or stores_its_arguments(function) or function in IMPURE_BUILTINS or _is_interpreted(function):
+    if not (_holds_text(args) or _holds_text(kwargs.values())) or _takes_texts(function):
         return NotImplemented
     return interpreter.call(function, tuple(map(_taken, args)), {key: _taken(item) for key, item in kwargs.items()})
 
 
 def _made_by_call(function: Any, args: Arguments) -> Any:
-    if function in (str, repr) and len(args) == 1 and type(args[0]) in (*_SYMBOLIC, DeferredText, ChangingText):
+    if (function is str or function is repr) and len(args) == 1 and type(args[0]) in (*_SYMBOLIC, *_TEXTS):
         return args[0] if function is str and _is_text(args[0]) else _defer(function, args[0])
     if function is format:
         return _defer_format(*args[:2])
-    owner = getattr(function, "__self__", None) if type(function) is types.BuiltinFunctionType else None
+    owner = function.__self__ if type(function) is types.BuiltinFunctionType else None
     if type(owner) is str and function.__name__ == "format":
         return _defer_braces(owner, args)
     if type(owner) is str and function.__name__ == "join" and type(args[0]) in (list, tuple) and _holds_text(args[0]):
@@ -274,11 +271,14 @@ def _made_by_call(function: Any, args: Arguments) -> Any:
     return NotImplemented
 
 
-def _is_interpreted(function: Any) -> bool:
-    """Whether a function is given the stand-ins themselves: one that is interpreted, or one of theirs."""
-    if getattr(function, "__module__", None) == __name__:
-        return True
-    return is_heap_type(function) if isinstance(function, type) else calls_user_code(function)
+def _takes_texts(function: Any) -> bool:
+    """Whether a function is given the stand-ins themselves: what is interpreted, stores them, or ends the graph."""
+    if isinstance(function, type):
+        return is_heap_type(function) or any(function is kind for kind in _ASKING)
+    if type(function) is types.BuiltinFunctionType:
+        return function in _STORING or function in IMPURE_BUILTINS or stores_its_arguments(function)
+    is_own = type(function) is types.FunctionType and function.__module__ == __name__
+    return is_own or calls_user_code(function)
 
 
 @error_rule

@@ -61,5 +61,7 @@ def _number(interpreter: TracingInterpreter, args: Arguments, kwargs: Keywords) 
     if interpreter.trace.changes("threading.get_ident()", number):
         raise Break("several threads ask for their number", "ask outside of the compiled function")
     function = values.pin(threading.get_ident, "threading.get_ident")
-    values.guard(ComputedSource(_asked, (function,), "threading.get_ident()"), Equals(number), "the thread was asked for")
+    values.guard(
+        ComputedSource(_asked, (function,), "threading.get_ident()"), Equals(number), "the thread was asked for"
+    )
     return number

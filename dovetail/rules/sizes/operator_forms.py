@@ -90,7 +90,9 @@ def _random(interpreter: TracingInterpreter, function: Any, args: tuple[Any, ...
 
 
 @method_rule("fill_diagonal_")
-def _fill_diagonal(interpreter: TracingInterpreter, function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+def _fill_diagonal(
+    interpreter: TracingInterpreter, function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> Any:
     # Torch's function writes to the same view of a matrix, which it makes of plain sizes and strides.
     match with_owner(function, args):
         case (matrix, int() | float() as value) if not kwargs and _is_symbolic(matrix) and matrix.dim() == 2:

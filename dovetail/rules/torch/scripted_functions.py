@@ -83,7 +83,9 @@ def _script(interpreter: TracingInterpreter, args: Arguments, kwargs: Keywords) 
     """A function that the compiled function has made itself has what it closes over in a form that TorchScript does not know."""
     made = args[0] if args else kwargs.get("obj")
     if isinstance(made, types.FunctionType) and made.__closure__ and interpreter.values.source_of(made) is None:
-        raise Break("torch.jit.script is given a function that was made here", "make it outside of the compiled function")
+        raise Break(
+            "torch.jit.script is given a function that was made here", "make it outside of the compiled function"
+        )
     return interpreter.native(torch.jit.script, args, kwargs)
 
 
