@@ -14,6 +14,7 @@ from dovetail.backward_capture.printer import render
 from dovetail.backward_capture.segments import EFFECTS, USER_CODE
 from dovetail.errors import CaptureError
 from dovetail.rules.gradients.engine_order import BackwardCall, eager_order, hook_order
+from dovetail.torch_private.autograd_nodes import node_name
 
 
 class CapturedBackward:
@@ -43,7 +44,7 @@ class CapturedBackward:
         """Note at each step the visit that it belongs to; hooks and sums are recorded before their node is named."""
         index_of = {node: index for index, node in enumerate(nodes)}
         for index, name in self.names.items():
-            if index >= len(nodes) or (index and nodes[index].name() != name):
+            if index >= len(nodes) or (index and node_name(nodes[index]) != name):
                 raise CaptureError(f"the engine visits {name} as number {index}, which is not where it was expected")
 
         def target_of(arrival: tuple[int, int]) -> int | None:

@@ -22,6 +22,7 @@ from dovetail.torch_private import autograd_nodes as private_autograd_nodes
 from dovetail.torch_private import engine as private_engine
 from dovetail.torch_private import state as private_state
 from dovetail.torch_private import tensors as private_tensors
+from dovetail.torch_private.autograd_nodes import node_name
 
 
 class EngineArguments(NamedTuple):
@@ -111,7 +112,7 @@ class Handover:
         """The object that the engine calls for each node of a graph that it has not met before."""
         for node in hook_order(self.call):
             if node is not None and private_engine.has_freed_its_saved_tensors(node):
-                raise CaptureError(f"{node.name()} has run before and let go of what it saved")
+                raise CaptureError(f"{node_name(node)} has run before and let go of what it saved")
         self._builder = GraphBuilder(self._finish, self.call.roots)
         return self._builder
 

@@ -32,6 +32,7 @@ from dovetail.torch_private import fsdp as private_fsdp
 from dovetail.torch_private import tracing as private_tracing
 from dovetail.torch_private import trees as private_trees
 from dovetail.torch_private.autograd import current_backward
+from dovetail.torch_private.autograd_nodes import node_name
 from dovetail.trace import Trace
 from dovetail.trace.overrides import autograd_nodes
 from dovetail.trace.settings import CaptureSettings, Retry
@@ -465,5 +466,5 @@ def _check_closed(interpreter: TracingInterpreter) -> None:
 def _check_inside(trace: Trace, values: Sequence[torch.Tensor], roots: Sequence[torch.Tensor], order: int) -> None:
     """Gradients that leave the graph are reduced by FSDP's hooks, as its state says when they arrive."""
     kept = [root for root in roots if not trace.is_freed(root)]
-    if any(node.name() == f"{_Gathered.__name__}Backward" for node in autograd_nodes(kept)):
+    if any(node_name(node) == f"{_Gathered.__name__}Backward" for node in autograd_nodes(kept)):
         _give_up("gradients leave the graph: backward() is called outside of it")

@@ -15,6 +15,7 @@ from dovetail.runtime.derivatives import are_partial
 from dovetail.torch_private import autograd_nodes as private_autograd_nodes
 from dovetail.torch_private import calls as private_calls
 from dovetail.torch_private import sizes as private_sizes
+from dovetail.torch_private.autograd_nodes import node_name
 from dovetail.trace import Trace
 from dovetail.trace.overrides import GRADIENTS, GRAPHS, GradientRequest, autograd_nodes
 from dovetail.whole_calls.call import whole_call
@@ -44,7 +45,7 @@ def _hooks(
     """Put hooks on the nodes with these names, made from a node, its values and its vectors, as long as the block."""
     with contextlib.ExitStack() as stack:
         for node in autograd_nodes(request.roots):
-            if node.name() in names:
+            if node_name(node) in names:
                 with request.trace.recorder.paused():
                     saved = [private_autograd_nodes.saved_value(node, each) for each in ("eigenvalues", "eigenvectors")]
                 handle = make(node, *saved)
@@ -65,7 +66,7 @@ def phases_are_checked(request: GradientRequest) -> contextlib.AbstractContextMa
     def checked(node: Any, values: torch.Tensor, vectors: torch.Tensor) -> Any:
         if request.partial or not vectors.is_complex():
             return None
-        return node.register_prehook(functools.partial(_checked, request.trace, vectors, _MESSAGES[node.name()]))
+        return node.register_prehook(functools.partial(_checked, request.trace, vectors, _MESSAGES[node_name(node)]))
 
     return _hooks(request, (_EIG, _EIGH), checked)
 

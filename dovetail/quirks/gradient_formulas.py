@@ -16,6 +16,7 @@ import torch
 from dovetail.quirks.registry import Example, quirk
 from dovetail.torch_private import autograd_nodes as private_autograd_nodes
 from dovetail.torch_private import sizes as private_sizes
+from dovetail.torch_private.autograd_nodes import node_name
 from dovetail.trace import Trace
 from dovetail.trace.overrides import GRADIENTS, INEXACT_GRADIENTS, GradientRequest, autograd_nodes
 from dovetail.whole_calls.call import Gradients, whole_gradients
@@ -63,14 +64,14 @@ SECOND_ORDER: Formulas = {
 def _differing_nodes(roots: Sequence[torch.Tensor], formulas: Formulas) -> Iterator[Any]:
     for node in autograd_nodes(roots):
         # With a number for the value, or one without a gradient, the formulas of masked_fill agree.
-        is_plain_fill = node.name() == _MASKED_FILL and node.next_functions[1][0] is None
-        if node.name() in formulas and not is_plain_fill:
+        is_plain_fill = node_name(node) == _MASKED_FILL and node.next_functions[1][0] is None
+        if node_name(node) in formulas and not is_plain_fill:
             yield node
 
 
 def differing_names(roots: Sequence[torch.Tensor]) -> set[str]:
     """The names of the autograd nodes behind ``roots`` whose traced formula is not eager's."""
-    return {node.name() for node in _differing_nodes(roots, FIRST_ORDER)}
+    return {node_name(node) for node in _differing_nodes(roots, FIRST_ORDER)}
 
 
 INEXACT_GRADIENTS.append(differing_names)
@@ -140,8 +141,8 @@ def eager_gradient_layout(request: GradientRequest) -> Iterator[None]:
     """Lay out the first gradient of a node of ``_LAID_OUT_LIKE`` as eager does."""
     with contextlib.ExitStack() as stack:
         for node in autograd_nodes(request.roots):
-            if node.name() in _LAID_OUT_LIKE:
-                value = _saved(node, _LAID_OUT_LIKE[node.name()])
+            if node_name(node) in _LAID_OUT_LIKE:
+                value = _saved(node, _LAID_OUT_LIKE[node_name(node)])
                 stack.callback(node.register_hook(functools.partial(_laid_out, value.detach())).remove)
         yield
 
@@ -165,11 +166,11 @@ def _with_formulas(request: GradientRequest, formulas: Formulas) -> Iterator[Non
     """
     with contextlib.ExitStack() as stack:
         for node in _differing_nodes(request.roots, formulas) if request.trace.settings.exact else ():
-            names, make = formulas[node.name()]
+            names, make = formulas[node_name(node)]
             # Saved values of a node come of no call, so that a tape that goes on cannot have them.
             with request.trace.recorder.paused():
                 values, function = [_saved(node, name) for name in names], make(node)
-            handle = node.register_hook(functools.partial(_exact, request.trace, node.name(), function, values))
+            handle = node.register_hook(functools.partial(_exact, request.trace, node_name(node), function, values))
             stack.callback(handle.remove)
         yield
 

@@ -62,9 +62,18 @@ def sequence_number(node: Any) -> int:
     return int(node._sequence_nr())
 
 
+def node_name(node: Any) -> str:
+    """The name of a node's kind. A custom function may have set an attribute ``name`` on its own (``ctx.name = ...``).
+
+    >>> node_name(torch.ones(2, requires_grad=True).exp().grad_fn)
+    'ExpBackward0'
+    """
+    return str(type(node).name(node))
+
+
 def is_leaf_node(node: Any) -> bool:
     """Whether gradients are added up here: such nodes have no number of their own."""
-    return bool(node.name() == "torch::autograd::AccumulateGrad")
+    return node_name(node) == "torch::autograd::AccumulateGrad"
 
 
 def leading_to(nodes: Collection[Any], ends: Iterable[Any]) -> set[Any]:

@@ -39,6 +39,7 @@ from dovetail.torch_private import libraries as private_libraries
 from dovetail.torch_private import sizes as private_sizes
 from dovetail.torch_private import tensors as private_tensors
 from dovetail.torch_private import tracing as private_tracing
+from dovetail.torch_private.autograd_nodes import node_name
 from dovetail.trace import CaptureSettings, Retry
 
 
@@ -168,7 +169,7 @@ def _check_written(interpreter: TracingInterpreter) -> None:
         if known is None or not private_distributed.is_spread(wrapper):
             raise Break(f"{traced.name}, a part of a tensor subclass, is written to", "make a new tensor instead")
         node = known.value.grad_fn
-        if known.value.requires_grad is not wrapper.requires_grad or not (node is None or node.name() == _NODE):
+        if known.value.requires_grad is not wrapper.requires_grad or not (node is None or node_name(node) == _NODE):
             raise Break(
                 f"{known.source.name} is written to where gradients are recorded", "write under torch.no_grad()"
             )

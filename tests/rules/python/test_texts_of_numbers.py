@@ -50,6 +50,17 @@ class _Doubled(torch.autograd.Function):
         return tangent * 2, None
 
 
+class _Named(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, name: str) -> Tensor:
+        ctx.name = name
+        return x * 2
+
+    @staticmethod
+    def backward(ctx: Any, tangent: Tensor) -> tuple[Tensor, None]:
+        return tangent * (3 if ctx.name else 2), None
+
+
 def spliced(x: Tensor, s: str, n: int, state: State) -> Any:
     return x * n, f"step {n:03d} of {s!r:>6}", f"{n / 7:.3e}|{n * 0.1!r}"
 
@@ -327,3 +338,17 @@ def test_an_array_in_a_dictionary() -> None:
         table: dict[str, Any] = {}
         same(program(torch.ones(2), {}), compiled(torch.ones(2), table))
         assert table["array"].tolist() == [1, 2, 3]
+
+
+def test_a_custom_function_that_keeps_a_name() -> None:
+    """The attribute hides the method of that name of autograd's node."""
+
+    def program(x: Tensor, n: int) -> Tensor:
+        return _Named.apply(x, f"n{n}")
+
+    compiled = dovetail.compile(program, backend="aten", fullgraph=True)
+    for n in range(6):
+        one, other = (torch.arange(3.0, requires_grad=True) for _ in range(2))
+        program(one, n).sum().backward()
+        compiled(other, n).sum().backward()
+        same(one.grad, other.grad)
