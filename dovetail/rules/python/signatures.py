@@ -10,8 +10,11 @@ import inspect
 import types
 from typing import Any
 
+import torch
+
+from dovetail.frontend.interpreter.lookup import class_attribute
 from dovetail.frontend.protocol import TracingInterpreter
-from dovetail.frontend.rules import Arguments, Keywords, first_rule
+from dovetail.frontend.rules import Arguments, Keywords, first_rule, rule
 from dovetail.frontend.values.leaves import is_leaf_value
 from dovetail.guards import ComputedSource, Identity
 
@@ -21,6 +24,21 @@ class _Copies:
 
     def __init__(self, interpreter: TracingInterpreter) -> None:
         self.made: dict[int, tuple[inspect.Signature, inspect.Signature]] = {}
+
+
+#: Attributes of a callable by which ``inspect`` finds the signature elsewhere.
+_SAYS_ITSELF = ("__wrapped__", "__signature__", "_partialmethod", "__partialmethod__")
+
+
+@rule(inspect.signature)
+def _signature(interpreter: TracingInterpreter, args: Arguments, kwargs: Keywords) -> Any:
+    """The signature of a module is that of its class's ``__call__``, which reads nothing else of the module."""
+    if len(args) == 1 and not kwargs and isinstance(args[0], torch.nn.Module):
+        kind = interpreter.call(type, args, {})
+        is_torchs = class_attribute(kind, "__call__")[0] is torch.nn.Module.__call__
+        if is_torchs and not any(interpreter.call(hasattr, (args[0], name), {}) for name in _SAYS_ITSELF):
+            return inspect.signature(types.MethodType(torch.nn.Module.__call__, args[0]))
+    return interpreter.native(inspect.signature, args, kwargs)
 
 
 @first_rule

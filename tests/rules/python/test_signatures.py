@@ -115,3 +115,22 @@ def test_an_annotation_that_changes(setting: Any, monkeypatch: pytest.MonkeyPatc
     for value in (1, 7):
         monkeypatch.setattr(setting, "value", value)
         same(program(metric, torch.ones(2)), compiled(metric, torch.ones(2)))
+
+
+def test_the_signature_of_a_module(quiet: None) -> None:
+    net = torch.nn.Linear(2, 2)
+
+    def function(x: torch.Tensor) -> torch.Tensor:
+        return net(x) * len(inspect.signature(net).parameters)
+
+    compiled = dovetail.compile(function, backend="aten")
+    for size in (2, 3, 4, 5):
+        x = torch.ones(size, 2)
+        same(function(x), compiled(x))
+    events = dovetail.events_of(compiled)
+    assert (events.count("capture"), events.count("graph break")) == (2, 0)
+    for said in (inspect.signature(update), inspect.signature(bound), None):
+        net.__dict__["__signature__"] = said
+        if said is None:
+            del net.__dict__["__signature__"]
+        same(function(x), compiled(x))
