@@ -51,7 +51,7 @@ _WRITING = frozenset({*BINARY[len(SYMBOLS) :], operator.setitem})
 _OTHERS = (operator.neg, operator.pos, operator.invert, operator.getitem, operator.setitem)
 _MAKERS = (
     *("ones", "full", "eye", "identity", "tri", "isscalar", "array", "asarray", "arange", "zeros", "ascontiguousarray"),
-    *("asfortranarray", "result_type", "promote_types"),
+    *("asanyarray", "asfortranarray", "result_type", "promote_types"),
 )
 
 
