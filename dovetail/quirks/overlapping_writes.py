@@ -6,15 +6,19 @@ and an operand that shares memory with it must lie exactly where it lies.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import operator as builtin_operator
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
 
+from dovetail.errors import CaptureError
 from dovetail.quirks.registry import Example, quirk
+from dovetail.torch_private import operators as private_operators
 from dovetail.torch_private import sizes as private_sizes
 from dovetail.torch_private import tracing as private_tracing
 from dovetail.trace.overrides import WRITE_CHECKS, RefusedOperatorError
+from dovetail.trace.trace import open_trace
 
 #: Elements. Two tensors in a longer range of memory are taken to overlap where their ranges do.
 _LONGEST_MAP = 1 << 24
@@ -40,6 +44,72 @@ def _moved(x: torch.Tensor) -> tuple[torch.Tensor, Any]:
     z.set_(x[1:])  # type: ignore[call-overload]
     z.add_(1)
     return x * 1, z.storage_offset()
+
+
+def _part_of_expanded(x: torch.Tensor) -> torch.Tensor:
+    y = x * 1
+    y.expand(2, 3)[0].fill_(0.3)
+    return y
+
+
+def _expanded_to_its_own_size(x: torch.Tensor) -> torch.Tensor:
+    y = x * 1
+    y.expand(3).mul_(0.1)
+    return y
+
+
+@quirk(
+    WRITE_CHECKS,
+    example={
+        "a part": lambda: Example(_part_of_expanded, [(torch.tensor([1e8, 1.0, float("inf")]),)], order=0),
+        "all": lambda: Example(_expanded_to_its_own_size, [(torch.tensor([1e8, 1.0, float("inf")]),)], order=0),
+    },
+)
+def write_through_expand(operator: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
+    """Refuse a write to a view that ``expand`` has made, or to a part of it: functionalisation writes the sum of the differences
+    back, which is rounded, and not a number where the memory held infinity.
+    """
+    for position, argument in enumerate(operator._schema.arguments):
+        value = args[position] if position < len(args) else kwargs.get(argument.name)
+        if argument.alias_info is None or not argument.alias_info.is_write:
+            continue
+        for item in value if isinstance(value, (list, tuple)) else (value,):
+            if isinstance(item, torch.Tensor) and any(map(_expands, _views_behind(item))):
+                raise RefusedOperatorError(f"{operator} writes to a view made by expand", advice="clone it first")
+
+
+def _views_behind(value: torch.Tensor) -> Iterator[torch.fx.Node]:
+    """The view operators that have made a traced tensor, the last one first."""
+    trace = open_trace()
+    # What repeats itself is refused below.
+    if trace is None or value.layout is not torch.strided or _repeats(value):
+        return
+    try:
+        node: Any = trace.node_of(value)
+    except CaptureError:
+        # A constant of the program's.
+        return
+    while node.target is builtin_operator.getitem or _is_view(node.target):
+        yield node
+        node = node.all_input_nodes[0]
+
+
+def _is_view(target: Any) -> bool:
+    if not isinstance(target, private_operators.OpOverload) or not target._schema.arguments:
+        return False
+    first = target._schema.arguments[0].alias_info
+    return first is not None and not first.is_write
+
+
+def _expands(node: torch.fx.Node) -> bool:
+    is_strided = node.target is torch.ops.aten.as_strided.default
+    return node.target is torch.ops.aten.expand.default or (is_strided and _repeats(node.meta["val"]))
+
+
+def _repeats(value: torch.Tensor) -> bool:
+    """Whether several elements share one place in memory, by a stride of 0."""
+    pairs = zip(value.shape, value.stride(), strict=True)
+    return any(type(step) is int and step == 0 and size != 1 for size, step in pairs)
 
 
 @quirk(
@@ -70,10 +140,7 @@ def overlapping_write(operator: Any, args: Sequence[Any], kwargs: Mapping[str, A
     for at, (target, written) in enumerate(operands):
         if not written:
             continue
-        if any(
-            type(step) is int and step == 0 and size != 1
-            for size, step in zip(target.shape, target.stride(), strict=True)
-        ):
+        if _repeats(target):
             raise RefusedOperatorError(
                 f"{operator} writes to a tensor of which several elements share one place in memory",
                 advice="clone it first",
