@@ -38,6 +38,7 @@ class GradientFlags:
     def __init__(self, interpreter: TracingInterpreter) -> None:
         self._values = interpreter.values
         self._journal = interpreter.effects
+        self._changed: list[TracedInput] = []
         interpreter.effects.defer(self._effects)
 
     def set(self, traced: TracedInput, flag: bool) -> None:
@@ -59,8 +60,20 @@ class GradientFlags:
         if not flag:
             # A replay's inputs have the flag from beginning to end.
             self._values.trace.recorder.refuse_replay("requires_grad of an input is turned off in it")
+        self._changed.append(traced)
         with self._values.trace.recorder.paused():
             traced.leaf.requires_grad_(flag)
+
+    def check_views(self) -> None:
+        """Refuse inputs that are views of one whose flag changes, and so change with it; guard that there are none."""
+        for traced in self._changed:
+            others = [item.real for item in self._values.trace.inputs if item is not traced]
+            if any(other._base is traced.real for other in others):
+                reason = "requires_grad of an input is set, and another input is a view of it"
+                raise Break(reason, "set it outside of the function", resumable=False)
+            plain = [other for other in others if other.layout is torch.strided]
+            if not any(private_tensors.share_memory([traced.real, other]) for other in plain):
+                self._values.guards.add_separate_memory(traced.index)
 
     def _may_turn_on(self, traced: TracedInput) -> bool:
         differentiable = traced.real.is_floating_point() or traced.real.is_complex()
@@ -204,7 +217,7 @@ def _parameter(interpreter: TracingInterpreter, args: Arguments, kwargs: Keyword
 @end_rule
 def _finish(interpreter: TracingInterpreter) -> None:
     """Native code may have set flags too."""
-    interpreter.state(GradientFlags)
+    interpreter.state(GradientFlags).check_views()
     changed = {change.input_index for change in interpreter.trace.metadata_changes}
     for item in interpreter.trace.inputs:
         is_changed = item.index in changed or (item.real.is_leaf and _is_written(item))

@@ -214,3 +214,29 @@ def test_a_view_of_a_leaf_is_turned_around_in_place() -> None:
             run(x, leaf.t())
         seen.append(x)
     same(*seen)
+
+
+def _turned_on(view: Tensor, base: Tensor) -> Any:
+    base.requires_grad_()
+    return view.requires_grad, view * 2
+
+
+def _turned_off(view: Tensor, base: Tensor) -> Any:
+    base.requires_grad_(False)
+    return view.requires_grad, view * 2
+
+
+@pytest.mark.parametrize("function", [_turned_on, _turned_off])
+@pytest.mark.filterwarnings("ignore")
+def test_a_view_of_an_input_whose_flag_changes(function: Any) -> None:
+    def calls(run: Any) -> list[Any]:
+        found = []
+        for is_view in (False, True, False, True):
+            base = torch.ones(2, 3, requires_grad=function is _turned_off)
+            with torch.no_grad():
+                view = base[:] if is_view else torch.ones(2, 3)
+            flag, result = run(view, base)
+            found.append((flag, result.requires_grad, view.requires_grad, base.requires_grad))
+        return found
+
+    assert calls(dovetail.compile(function, backend="aten")) == calls(function)
