@@ -79,7 +79,7 @@ class Split:
             late = late and not str(node.target).startswith("aten.sym_")  # sizes are no data
             results = [item for item in node.all_input_nodes if late and memory_of(item) in self.handed_out]
             for result in results:
-                _source_of(result).meta[SAVE] = True
+                source_of(result).meta[SAVE] = True
             marked = any(map(node.meta.get, (IN_BACKWARD, BY_USER_BACKWARD))) or results
             by_formula = late and joint.is_exact and node.target is not operator.getitem  # a tuple cannot be saved
             if marked or by_formula or any(argument in self.of_backward for argument in node.all_input_nodes):
@@ -91,10 +91,10 @@ class Split:
         self.read = {node: None for node in self.nodes if node in given and node in needed}
 
 
-def _source_of(view: torch.fx.Node) -> torch.fx.Node:
+def source_of(view: torch.fx.Node) -> torch.fx.Node:
     """The node that makes the memory of ``view``. Where it is saved, and not computed again, writes to results are noticed."""
     bases = [node for node in view.all_input_nodes if memory_of(node) == memory_of(view)]
-    return _source_of(bases[0]) if bases else view
+    return source_of(bases[0]) if bases else view
 
 
 ChooseSaved = Callable[[Split], Saved]

@@ -14,8 +14,8 @@ import torch
 
 from dovetail.aot.backward_graphs import FlatCallable
 from dovetail.aot.descriptors import BufferInput, ParamInput
-from dovetail.aot.nodes import IN_BACKWARD, SAVE, memory_of, must_stay, saved_bytes
-from dovetail.aot.partition import ChooseSaved, Saved, Split, as_saved
+from dovetail.aot.nodes import IN_BACKWARD, SAVE, memory_of, must_stay, saved_bytes, tensor_of
+from dovetail.aot.partition import ChooseSaved, Saved, Split, as_saved, source_of
 from dovetail.aot.steps import BackendGraph, Lowering, before_backend, choose_saved
 from dovetail.passes.memory_budget import MemoryReport, choose_budget, collect_candidates, solve
 from dovetail.passes.minimum_cut import minimum_cut
@@ -47,6 +47,8 @@ def saved_by(
             data = [node for node in given if not isinstance(node.meta.get("desc"), ParamInput)]
             changing |= set(map(memory_of, data)) - _kept_by_eager(split)
         _save_what_reads(split, changing - {None})
+        if strategy == "minimum_cut":
+            _save_what_is_compared(split)
         saved = as_saved(split.read if strategy == "save_all" else minimum_cut(split.read, reused=split.reused))
         if memory_budget is None:
             return Saved(saved)
@@ -77,6 +79,31 @@ def _save_what_reads(split: Split, memories: Collection[int | None]) -> None:
     for node in split.nodes if memories else ():
         read = {memory_of(argument) for argument in node.all_input_nodes}.intersection(memories)
         if read - {memory_of(node)} and node not in split.of_backward:
+            node.meta[SAVE] = True
+
+
+_EQUALS = (torch.ops.aten.eq, torch.ops.aten.ne)
+_EXACT = (torch.ops.aten.abs, torch.ops.aten.neg)
+
+
+def asked_for_equality(nodes: Iterable[torch.fx.Node]) -> list[torch.fx.Node]:
+    """The computed floats that are compared for being equal, as each element is with the largest in the gradient of ``amax``."""
+    found = {}
+    for node in nodes:
+        for value in node.all_input_nodes if getattr(node.target, "overloadpacket", None) in _EQUALS else ():
+            value = source_of(value)
+            while getattr(value.target, "overloadpacket", None) in _EXACT:
+                value = source_of(value.all_input_nodes[0])
+            tensor = tensor_of(value)
+            if value.op == "call_function" and tensor is not None and tensor.is_floating_point():
+                found[value] = None
+    return list(found)
+
+
+def _save_what_is_compared(split: Split) -> None:
+    """Compute no float again that is compared: a kernel that fuses it with others may round in another way, and nothing is equal."""
+    for node in asked_for_equality(split.nodes):
+        if node not in split.of_backward:
             node.meta[SAVE] = True
 
 

@@ -11,6 +11,7 @@ from torch.nn import functional as F
 from dovetail.backends.inductor.job import WORKAROUNDS, Job, resolved
 from dovetail.backends.protocol import CompiledCallable, output_arguments
 from dovetail.errors import BackendError
+from dovetail.passes.recompute import asked_for_equality
 from dovetail.quirks.registry import Example, quirk
 from dovetail.torch_private import inductor as private_inductor
 from dovetail.torch_private import sizes as private_sizes
@@ -213,6 +214,35 @@ def round_before_comparing(job: Job) -> None:
         for value in node.all_input_nodes:
             if value.op == "call_function" and value.meta["val"].dtype in _HALF:
                 node.replace_input_with(value, _bits(_bits(value, torch.int16), value.meta["val"].dtype))
+
+
+def _first_largest(x: torch.Tensor) -> torch.Tensor:
+    y = F.gelu(x / 7 - 0.3)
+    return y == y.amax(1, keepdim=True)
+
+
+@quirk(
+    WORKAROUNDS,
+    example=_example(_first_largest, (5, 3)),
+    issue="https://github.com/pytorch/pytorch/issues/186799",
+    since="2.13",
+)
+def compute_once_what_is_compared(job: Job) -> None:
+    """Keep in memory what is asked for being equal to something that is computed of it.
+
+    Inductor computes it twice, in loops of vectors and of single numbers, which round in two ways: no element was equal to the
+    largest, and the gradient of ``amax`` was lost.
+    """
+    realize = private_inductor.inductor_realize()
+    graph = job.graph.graph
+    for value in asked_for_equality(graph.nodes) if realize is not None else ():
+        if len(value.users) < 2:
+            continue
+        with graph.inserting_after(value):
+            kept = graph.call_function(realize, (value,))
+        kept.meta = {**value.meta}
+        for user in [user for user in value.users if user is not kept]:
+            user.replace_input_with(value, kept)
 
 
 def give_sizes_as_inputs(job: Job) -> None:

@@ -11,6 +11,7 @@ import torch
 
 import dovetail
 from dovetail.torch_private import compilers as private_compilers
+from dovetail.torch_private import inductor as private_inductor
 
 pytestmark = [
     pytest.mark.slow,
@@ -103,3 +104,22 @@ def test_ties_of_half_precision_get_a_gradient() -> None:
     compiled = dovetail.compile(function, backend="inductor", tiers="wait", fullgraph=True)
     (expected,), (actual,) = (torch.autograd.grad(callee(x).sum(), x) for callee in (function, compiled))
     torch.testing.assert_close(actual, expected)
+
+
+@pytest.mark.skipif(
+    private_inductor.inductor_realize() is None, reason="nothing can be kept in memory (before torch 2.13)"
+)
+@pytest.mark.parametrize(
+    "function",
+    [
+        lambda x, y: torch.nn.functional.gelu(x + y).amax(1),
+        lambda x, y: torch.linalg.vector_norm(torch.nn.functional.gelu(x * y + x), math.inf, dim=1),
+    ],
+)
+@pytest.mark.sampled(1)
+def test_the_largest_element_gets_a_gradient(function: Callable[..., torch.Tensor]) -> None:
+    compiled = dovetail.compile(function, backend="inductor", tiers="wait", fullgraph=True)
+    for seed in range(3):
+        x, y = torch.randn(2, 5, 3, generator=torch.Generator().manual_seed(seed)).requires_grad_().unbind()
+        expected, actual = (torch.autograd.grad(callee(x, y).sum(), (x, y)) for callee in (function, compiled))
+        torch.testing.assert_close(actual, expected)
