@@ -88,7 +88,7 @@ _EXACT = (torch.ops.aten.abs, torch.ops.aten.neg)
 
 def asked_for_equality(nodes: Iterable[torch.fx.Node]) -> list[torch.fx.Node]:
     """The computed floats that are compared for being equal, as each element is with the largest in the gradient of ``amax``."""
-    found = {}
+    found: dict[torch.fx.Node, None] = {}
     for node in nodes:
         for value in node.all_input_nodes if getattr(node.target, "overloadpacket", None) in _EQUALS else ():
             value = source_of(value)
@@ -101,7 +101,7 @@ def asked_for_equality(nodes: Iterable[torch.fx.Node]) -> list[torch.fx.Node]:
 
 
 def _save_what_is_compared(split: Split) -> None:
-    """Compute no float again that is compared: a kernel that fuses it with others may round in another way, and nothing is equal."""
+    """Compute no float again that is compared: a kernel that fuses it may round in another way, and nothing is equal."""
     for node in asked_for_equality(split.nodes):
         if node not in split.of_backward:
             node.meta[SAVE] = True

@@ -200,6 +200,29 @@ def contiguous_log_sigmoid(run: Run, operator: Any, args: Sequence[Any], kwargs:
     return _laid_out(result, torch.contiguous_format) if args[0].device.type == "cpu" else result
 
 
+@quirk(
+    FAKE,
+    _aten.roll.default,
+    example={
+        "one": _strides(_aten.roll.default, _channels_last, _number([1]), _number([0])),
+        "two": _strides(_aten.roll.default, _channels_last, _number([1, 2]), _number([0, 2])),
+    },
+    issue="https://github.com/pytorch/pytorch/issues/174963",
+)
+def rolled_layout(run: Run, operator: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
+    """Lay a rolled tensor out as its two parts behind each other, which it is on a CPU, one dimension after another."""
+    value, shifts, dims = (*args, *kwargs.values(), ())[:3]
+    numbers = (*value.shape, *shifts)
+    if not dims or value.device.type != "cpu" or any(type(number) is not int for number in numbers) or 0 in value.shape:
+        return run(operator, args, kwargs)
+    for shift, dim in zip(shifts, dims, strict=True):
+        size = value.shape[dim]
+        start = -shift % size
+        parts = [run(_aten.narrow.default, (value, dim, *part), {}) for part in ((start, size - start), (0, start))]
+        value = run(_aten.cat.default, (parts, dim), {})
+    return value
+
+
 def _complex(x: torch.Tensor) -> torch.Tensor:
     return torch.complex(x, x)
 
