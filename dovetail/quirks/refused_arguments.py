@@ -21,11 +21,17 @@ def _has_nothing(image: torch.Tensor, sizes: Sequence[Any]) -> bool:
     return any(type(size) is int and size == 0 for size in (*image.shape[2:], *sizes))
 
 
+def _is_number(value: Any) -> bool:
+    return type(value) in (int, float)
+
+
 _Refuses = Callable[..., bool]
-_TYPES: dict[Any, _Refuses] = {
+_REFUSED: dict[Any, _Refuses] = {
     _aten.argmax.default: lambda value, *rest: value.dtype == torch.bool,
     _aten.argmin.default: lambda value, *rest: value.dtype == torch.bool,
     _aten.linalg_cross.default: lambda one, other, *rest: one.dtype != other.dtype,
+    _aten.celu.default: lambda value, alpha=1.0: _is_number(alpha) and alpha == 0,
+    _aten.smooth_l1_loss.default: lambda one, other, reduction=1, beta=1.0: _is_number(beta) and beta < 0,
     _aten.logcumsumexp.default: lambda value, *rest: _is_exact(value),
     _aten.nll_loss_forward.default: lambda scores, labels, *rest: labels.dtype not in (torch.int64, torch.uint8),
 }
@@ -45,11 +51,15 @@ def _example(function: Callable[..., Any], *arguments: Any) -> Callable[[], Exam
 
 @quirk(
     FAKE,
-    *_TYPES,
+    *_REFUSED,
     *_RESIZES,
     example={
         "argmax": _example(torch.argmax, torch.tensor([True, False])),
         "cross": _example(torch.linalg.cross, torch.ones(3), torch.ones(3, dtype=torch.float64)),
+        "celu": _example(lambda x: torch.celu(x, 0.0), torch.ones(2)),
+        "smooth_l1_loss": _example(
+            lambda x, y: torch.nn.functional.smooth_l1_loss(x, y, beta=-1.0), torch.ones(2), torch.zeros(2)
+        ),
         "logcumsumexp": _example(lambda x: torch.logcumsumexp(x, 0), torch.tensor(2)),
         "nll_loss": _example(torch.nn.functional.nll_loss, torch.ones(2, 3), torch.tensor([1, 2], dtype=torch.int32)),
         "bilinear": _example(
@@ -62,7 +72,7 @@ def refused_by_kernels(run: Run, operator: Any, args: Sequence[Any], kwargs: Map
     """Refuse what the kernel refuses: a fake kernel that takes it lets a backend with kernels of its own compute it."""
     names = [item.name for item in operator._schema.arguments]
     given = [*args, *(kwargs[name] for name in names[len(args) :] if name in kwargs)]
-    refuses = _TYPES.get(operator) or _RESIZES[operator]
+    refuses = _REFUSED.get(operator) or _RESIZES[operator]
     if refuses(*given):
         raise RuntimeError(f"{operator} has no kernel for these arguments")
     return run(operator, args, kwargs)
