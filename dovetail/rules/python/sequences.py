@@ -94,8 +94,10 @@ _any_or_all(all)
 def _sum(interpreter: TracingInterpreter, args: Arguments, kwargs: Keywords) -> Any:
     if not 0 < len(args) < 3 or not kwargs.keys() <= {"start"}:
         return interpreter.call_native(sum, args, kwargs)
-    items: list[Any] = interpreter.drain(args[0])
     total: Any = args[1] if len(args) > 1 else kwargs.get("start", 0)
+    if isinstance(total, (str, bytes, bytearray)):
+        return sum((), total)  # Python's error.
+    items: list[Any] = interpreter.drain(args[0])
     if not callback_codes((total, *items)) and not any(type(item) is torch.SymFloat for item in items):
         return _run(interpreter, sum, (items, total), {})
     number = interpreter.derive(sum, (total, *items))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import operator
+import re
 import types
 from typing import Any
 
@@ -25,6 +26,8 @@ BRACKETS: dict[type, tuple[str, str]] = {
     frozenset: ("frozenset({", "})"),
 }
 MAXIMUM_NESTING = 50
+#: A field of ``str.format`` with an attribute or an item in it.
+_READING = re.compile(r"\{[^{}:!]*[.\[]")
 # The texts of these show nothing of what they refer to.
 _NOT_SHOWN = (type, types.ModuleType, types.FunctionType, types.CodeType, types.TracebackType, types.FrameType)
 
@@ -48,7 +51,7 @@ def text_of(interpreter: TracingInterpreter, value: Any, name: str, nesting: int
         raise Break(f"{name.strip('_')}() reads a whole module", "do this outside of the function")
     method = _own_method(value, name)
     if method is not None:
-        found = interpreter.call(types.MethodType(method, value), (), {})
+        found = plain_numbers(interpreter.call(types.MethodType(method, value), (), {}))
         if not isinstance(found, str):
             raise TypeError(f"{name} returned non-string (type {type(found).__name__})")
         return found
@@ -111,6 +114,11 @@ def _format_percent(interpreter: TracingInterpreter, function: Any, operands: Ar
 
 @rule(str.format)
 def _format_braces(interpreter: TracingInterpreter, args: Arguments, kwargs: Keywords) -> Any:
+    given = (*args, *kwargs.values())
+    is_read = isinstance(args[0], str) and _READING.search(args[0]) is not None
+    if is_read and not all(is_leaf_value(item) or private_sizes.is_symbolic(item) for item in given):
+        # Native code would read a symbol, and nobody would guard what it reads.
+        raise Break("str.format reads attributes or items of an object", "hand over their values, or use an f-string")
     return interpreter.native(str.format, _plain(interpreter, args), _plain(interpreter, kwargs))
 
 
@@ -154,7 +162,7 @@ def _format(interpreter: TracingInterpreter, args: Arguments, kwargs: Keywords) 
     value, specification = plain_numbers(args[0]), (args[1] if len(args) > 1 else "")
     method = _own_method(value, "__format__")
     if method is not None:
-        found = interpreter.call(types.MethodType(method, value), (specification,), {})
+        found = plain_numbers(interpreter.call(types.MethodType(method, value), (specification,), {}))
         return str(as_answered(format, "__format__", value, found))
     if isinstance(value, torch.Tensor) or class_attribute(type(value), "__format__")[1] is object:
         if specification and not isinstance(value, torch.Tensor):

@@ -17,6 +17,7 @@ import torch
 
 from dovetail.frontend.code.frame import Break, Frame
 from dovetail.frontend.interpreter.call_tables import IMPURE_BUILTINS, stores_its_arguments
+from dovetail.frontend.interpreter.lookup import class_attribute
 from dovetail.frontend.interpreter.user_code import calls_user_code
 from dovetail.frontend.protocol import TracingInterpreter
 from dovetail.frontend.rules import (
@@ -29,12 +30,12 @@ from dovetail.frontend.rules import (
     format_rule,
     number_rule,
     operator_rule,
+    rule,
     value_kind,
 )
 from dovetail.frontend.values.leaves import PLAIN, plain_numbers
 from dovetail.frontend.values.values import Values
 from dovetail.guards import Distinct, Equals, SameObject, Source, TypeIs
-from dovetail.guards.reading import is_heap_type
 from dovetail.rules.sizes.places import end_before_store
 from dovetail.runtime.recipe import Recipe, SourceItem
 from dovetail.runtime.recipe_builder import RecipeBuilder
@@ -48,6 +49,7 @@ _WHOLE_CONVERSIONS = frozenset("diouxX")
 _JOINING = {operator.add: operator.add, operator.iadd: operator.add}
 _PERCENT = (operator.mod, operator.imod)
 _CONTAINERS, _MOST_ITEMS = (list, tuple, dict), 64
+_PLAIN_ITERABLES = (list, tuple, dict, set, frozenset, str)
 _STORING, _ASKING = (setattr, isinstance), (type, dict, list, tuple)
 
 
@@ -136,12 +138,24 @@ def _holds_text(values: Iterable[Any], depth: int = 2) -> bool:
 
 
 def _taken(value: Any) -> Any:
-    """A value with the texts of this call in it."""
-    if type(value) in (list, tuple) and _holds_text(value):
-        return type(value)(map(_taken, value))
-    if type(value) is dict and _holds_text(value.values()):
-        return {key: _taken(item) for key, item in value.items()}
-    return value.text() if _is_text(value) else value
+    """A value with the texts of this call in it. Lists and dictionaries stay the same objects: others may hold or change them."""
+    kind = type(value)
+    if kind in _TEXTS:
+        return value.text()
+    if kind not in _CONTAINERS or not _holds_text((value,)):
+        return value
+    if kind is tuple:
+        return tuple(map(_taken, value))
+    for takes in (_is_text, _holds_text_inside):
+        # The texts first, so that containers that hold one another come to an end.
+        for key, item in [*(value.items() if kind is dict else enumerate(value))]:
+            if takes(item):
+                value[key] = _taken(item)
+    return value
+
+
+def _holds_text_inside(value: Any) -> bool:
+    return type(value) in _CONTAINERS and _holds_text((value,))
 
 
 def _defer(write: Callable[..., str], *parts: Any) -> Any:
@@ -251,34 +265,56 @@ def _store_item(interpreter: TracingInterpreter, function: Any, operands: Argume
 @first_rule
 def _call(interpreter: TracingInterpreter, function: Any, args: Arguments, kwargs: Keywords) -> Any:
     """A call that makes a text of numbers or texts, or one of native code that is given such texts."""
-    if args and not kwargs and (found := _made_by_call(function, args)) is not NotImplemented:
+    if args and not kwargs and (found := _made_by_call(interpreter, function, args)) is not NotImplemented:
         return found
-    if not (_holds_text(args) or _holds_text(kwargs.values())) or _takes_texts(function):
+    if not (_holds_text(args) or _holds_text(kwargs.values())):
+        return NotImplemented
+    if function is setattr and len(args) == 3 and _is_text(args[1]):
+        return interpreter.call(setattr, (args[0], _taken(args[1]), args[2]), {})
+    if _takes_texts(function):
         return NotImplemented
     return interpreter.call(function, tuple(map(_taken, args)), {key: _taken(item) for key, item in kwargs.items()})
 
 
-def _made_by_call(function: Any, args: Arguments) -> Any:
+def _made_by_call(interpreter: TracingInterpreter, function: Any, args: Arguments) -> Any:
     if (function is str or function is repr) and len(args) == 1 and type(args[0]) in (*_SYMBOLIC, *_TEXTS):
         return args[0] if function is str and _is_text(args[0]) else _defer(function, args[0])
     if function is format:
         return _defer_format(*args[:2])
+    if function is str.join and len(args) == 2 and type(args[0]) is str:
+        function, args = args[0].join, args[1:]
     owner = function.__self__ if type(function) is types.BuiltinFunctionType else None
     if type(owner) is str and function.__name__ == "format":
         return _defer_braces(owner, args)
-    if type(owner) is str and function.__name__ == "join" and type(args[0]) in (list, tuple) and _holds_text(args[0]):
-        return _defer(_join, owner, *args[0])
+    if type(owner) is str and function.__name__ == "join" and len(args) == 1:
+        return _joined(interpreter, owner, args[0])
     return NotImplemented
+
+
+def _joined(interpreter: TracingInterpreter, separator: str, items: Any) -> Any:
+    """``separator.join(items)``."""
+    if type(items) not in _PLAIN_ITERABLES and hasattr(type(items), "__iter__"):
+        # As join does itself, which wants texts.
+        items = interpreter.drain(items)
+        return interpreter.call(separator.join, (items,), {})
+    if type(items) not in (list, tuple) or not _holds_text(items, 0):
+        return NotImplemented
+    # The items that it had before are constants.
+    interpreter.values.whole(items)
+    return _defer(_join, separator, *items)
 
 
 def _takes_texts(function: Any) -> bool:
     """Whether a function is given the stand-ins themselves: what is interpreted, stores them, or ends the graph."""
     if isinstance(function, type):
-        return is_heap_type(function) or any(function is kind for kind in _ASKING)
+        starters = (class_attribute(function, name)[0] for name in ("__init__", "__new__"))
+        is_python = any(isinstance(item, (types.FunctionType, staticmethod)) for item in starters)
+        return is_python or any(function is kind for kind in _ASKING)
     if type(function) is types.BuiltinFunctionType:
         return function in _STORING or function in IMPURE_BUILTINS or stores_its_arguments(function)
-    is_own = type(function) is types.FunctionType and function.__module__ == __name__
-    return is_own or calls_user_code(function)
+    if type(function) is types.FunctionType and function.__module__ == __name__:
+        return True
+    return not (type(function) is types.FunctionType and function in rule) and calls_user_code(function)
 
 
 @error_rule

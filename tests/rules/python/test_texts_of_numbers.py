@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import collections
 import copy
+import itertools
 import json
+import operator
+import os
 import re
 import warnings
 from collections.abc import Callable
@@ -287,6 +290,73 @@ def test_a_real_text_is_stored() -> None:
     for n in range(4):
         assert compiled(torch.ones(2), n)[1] == state.name == str(n)
         assert type(state.name) is str
+
+
+class Shown:
+    """An object whose methods make texts."""
+
+    def __init__(self, name: str, number: int) -> None:
+        self.name, self.number = name, number
+
+    def __repr__(self) -> str:
+        return f"Shown({self.number})"
+
+    def __format__(self, specification: str) -> str:
+        return f"{self.name}:{specification}"
+
+    def __fspath__(self) -> str:
+        return f"{self.name}.pt"
+
+    def __eq__(self, other: object) -> bool:
+        return self.name == other
+
+    def __hash__(self) -> int:
+        return hash(self.name)
+
+
+#: Containers with a text in them that native code is given, and that change or are compared afterwards; objects that make texts.
+KEPT = (
+    "state.log.append(s); found = ','.join(state.log)",
+    "state.log[:0] = [s]; state.log.sort(); found = '-'.join(state.log)",
+    "items = [f'{n}']; queue = collections.deque(); queue.append(items); items.append(1); found = queue, queue[0] is items",
+    "items = [f'{n}']; list.append(items, s); list.insert(items, 0, s); found = items",
+    "items = [s, f'{n}']; steps = iter(items); items.append('z'); found = list(steps)",
+    "items = [s]; steps = enumerate(items); items.append('z'); found = list(steps)",
+    "items = [s]; steps = zip(items, [1, 2]); items.append('z'); found = list(steps)",
+    "items = [s]; steps = itertools.chain(items, 'a'); items.append('z'); found = list(steps)",
+    "inner = {'a': [s]}; other = copy.copy(inner); inner['a'].append(n); found = other, other['a'] is inner['a']",
+    "items = [s]; object.__setattr__(state, 'name', items); items.append(n); found = state.name is items",
+    "items = [s]; error = ValueError(items); items.append(n); found = error.args, error.args[0] is items",
+    "items = [s]; items.insert(0, items); found = len(copy.copy(items)), items[0] is items",
+    "pair = (s, [n]); state.log.append(pair); pair[1].append(n); found = state.log[-1] == pair",
+    "state.name, state.step = state.step, state.name; found = state.name",
+    "state.log.append(s); found = state.log.pop(0) if n > 2 else s",
+    "setattr(state, s, n); found = getattr(state, s), vars(state)[s]",
+    "found = operator.attrgetter('known' if s else s)(state), operator.methodcaller('upper')(s)",
+    "found = ','.join(f'{i}{s}' for i in range(3)), ','.join(map(str, [n, s])), ','.join({'a': s}.values())",
+    "found = str.join('-', (f'{n}' for _ in range(2))), s.join(reversed(['a', 'b']))",
+    "found = str(Shown(s, n)), f'{Shown(s, n)!r} {Shown(s, n):x}', '%s' % Shown(s, n), repr([Shown(s, n)])",
+    "found = '{0.number} {1[0]}'.format(Shown(s, n), [s])",
+    "found = os.fspath(Shown(s, n)), Shown(s, n) == s, {s: n}[Shown(s, n)], sum([Shown(s, n) == s])",
+    "found = re.sub('a', lambda match: s, 'xax'), sorted('ba', key=lambda item: item + s)",
+    "found = sum([Shown(s, n)], '')",
+)
+
+
+@pytest.mark.parametrize("body", KEPT)
+def test_a_container_of_texts_is_the_same_object(body: str) -> None:
+    names: dict[str, Any] = {
+        **globals(),
+        "copy": copy,
+        "itertools": itertools,
+        "operator": operator,
+        "os": os,
+        "re": re,
+    }
+    exec(f"def program(x, s, n, state):\n    y = x.sin()\n    {body}\n    return y * 2, found, s", names)
+    compiled = dovetail.compile(names["program"], backend="aten")
+    expected, found = results(names["program"]), results(compiled)
+    assert repr(expected) == repr(found)
 
 
 def by_text(x: Tensor, s: str, n: int, state: State) -> Any:
