@@ -114,12 +114,18 @@ def _format_percent(interpreter: TracingInterpreter, function: Any, operands: Ar
 
 @rule(str.format)
 def _format_braces(interpreter: TracingInterpreter, args: Arguments, kwargs: Keywords) -> Any:
-    given = (*args, *kwargs.values())
     is_read = isinstance(args[0], str) and _READING.search(args[0]) is not None
-    if is_read and not all(is_leaf_value(item) or private_sizes.is_symbolic(item) for item in given):
+    if is_read and not all(map(_is_data, (*args, *kwargs.values()))):
         # Native code would read a symbol, and nobody would guard what it reads.
         raise Break("str.format reads attributes or items of an object", "hand over their values, or use an f-string")
     return interpreter.native(str.format, _plain(interpreter, args), _plain(interpreter, kwargs))
+
+
+def _is_data(value: Any) -> bool:
+    """Whether a value is a number, a text or the like, or a container of such."""
+    if type(value) in (dict, list, tuple):
+        return all(map(_is_data, value.values() if type(value) is dict else value))
+    return is_leaf_value(value) or private_sizes.is_symbolic(value)
 
 
 def _plain(interpreter: TracingInterpreter, value: Any) -> Any:

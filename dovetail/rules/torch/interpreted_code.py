@@ -36,11 +36,8 @@ interpret_modules(
     "torch.utils.data.dataset",
 )
 # Functions of torch that are interpreted although their module is not: of a generator function, the graph may break while it is
-# suspended, and what it changes is state that a capture makes again and takes back; others say the name of what they are given, or
-# raise an error where data says so, which becomes a check.
-_INTERPRETED = frozenset(
-    {inspect.unwrap(torch.backends.cudnn.flags), torch.typename, torch.nn.functional.gaussian_nll_loss}
-)
+# suspended, and what it changes is state that a capture makes again and takes back; others say the name of what they are given.
+_INTERPRETED = frozenset({inspect.unwrap(torch.backends.cudnn.flags), torch.typename})
 _NO_CLASSES_OF_USERS = frozenset({int, float, bool, str, bytes, tuple, list, dict, set, type(None)})
 
 
