@@ -14,7 +14,7 @@ from typing import Any
 
 import torch
 
-from dovetail.frontend.code.frame import Frame
+from dovetail.frontend.code.frame import Frame, Unread
 from dovetail.frontend.code.points import is_bound
 from dovetail.frontend.rules import without_tensors_rule
 from dovetail.frontend.values.leaves import PLAIN
@@ -55,6 +55,8 @@ def _work_with_tensors(values: Iterable[Any], depth: int) -> bool:
 
 def _works_with_tensors(value: Any, depth: int) -> bool:
     kind = type(value)
+    if kind is Unread:
+        return _works_with_tensors(value.value, depth)
     if issubclass(kind, _WORKERS):
         return True
     if kind is types.MethodType:
