@@ -32,7 +32,13 @@ WITHOUT_EXAMPLES = {
 
 
 @pytest.mark.parametrize(
-    "page", [page for page in PAGES if page.name not in WITHOUT_EXAMPLES], ids=lambda page: page.name
+    "page",
+    [
+        # The example of backends.md is also tested by itself, in tests/testing/test_page.py.
+        pytest.param(page, id=page.name, marks=[pytest.mark.slow] if page.name == "backends.md" else [])
+        for page in PAGES
+        if page.name not in WITHOUT_EXAMPLES
+    ],
 )
 def test_examples(page: Path) -> None:
     text = page.read_text(encoding="utf-8")

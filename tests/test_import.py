@@ -58,6 +58,7 @@ def test_every_public_name_loads() -> None:
         dovetail.compil  # noqa: B018
 
 
+@pytest.mark.slow
 def test_a_function_is_not_hidden_by_the_room_of_its_name() -> None:
     """Whatever is imported first. Torch is loaded once, in front of the forks."""
     modules_after(

@@ -1125,7 +1125,7 @@ def complex_linear_algebra(x: Tensor, w: Tensor) -> Any:
 
 
 @pytest.mark.parametrize("item", PROGRAMS, ids=str)
-@pytest.mark.sampled(4)
+@pytest.mark.sampled(12)
 def test_as_eager(item: Program) -> None:
     found, reason = compare(item)
     assert not found, "\n".join([*found, f"ran eagerly because: {reason}" if reason else "was captured"])

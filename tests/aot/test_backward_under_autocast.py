@@ -64,7 +64,7 @@ def step(program: Program, x: torch.Tensor, w: torch.Tensor, forward: bool, back
 @pytest.mark.parametrize("backward", [False, True])
 @pytest.mark.parametrize("forward", [False, True])
 @pytest.mark.parametrize("program", [product, without, mixed, inside, broken, broken_between])
-@pytest.mark.sampled(5)
+@pytest.mark.sampled(10)
 def test_gradients_are_those_of_eager(program: Program, forward: bool, backward: bool, order: int) -> None:
     compiled = dovetail.compile(program, backend="aten")
     for seed in range(3):

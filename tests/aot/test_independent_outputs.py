@@ -110,7 +110,7 @@ def equal(one: list[Any], other: list[Any]) -> bool:
 
 @pytest.mark.parametrize("order", ORDERS, ids=str)
 @pytest.mark.parametrize("program", PROGRAMS, ids=lambda program: program.__name__)
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(4)
 def test_one_after_the_other(program: Any, order: tuple[int, ...]) -> None:
     compiled = dovetail.compile(program, backend="aten", fullgraph=True)
     for _ in range(2):
@@ -264,7 +264,7 @@ def gradients_of_leaves(function: Callable[..., Any], are_leaves: tuple[bool, ..
 @pytest.mark.parametrize("how", ["plain", "kept", "hooks", "all at once"])
 @pytest.mark.parametrize("are_leaves", [(False, False, False), (True, False, True), (False, True, False)], ids=str)
 @pytest.mark.parametrize("program", [disjoint, some_of_each, custom, views_and_numbers], ids=lambda item: item.__name__)
-@pytest.mark.sampled(3)
+@pytest.mark.sampled(6)
 def test_what_the_inputs_were_computed_from_is_freed_by_its_own_outputs(
     program: Any, are_leaves: tuple[bool, ...], how: str
 ) -> None:

@@ -179,6 +179,7 @@ def _outcome(function: Callable[..., Any], mode: str, kind: str) -> Any:
             WEIGHT.copy_(before)
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("program", PROGRAMS, ids=lambda item: item.__name__)
 def test_modes_mixed_in_one_compiled_function(program: Callable[..., Any]) -> None:
     if program is view_written_in_a_block and parse(torch.__version__) < (2, 13):
@@ -264,6 +265,7 @@ def test_the_default_backend() -> None:
     same(_described(several_views(_argument("plain"))), _described(compiled(_argument("plain"))))
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("bias", [False, True])
 @pytest.mark.parametrize("block", [torch.inference_mode, torch.no_grad])
 def test_a_product_of_a_parameter_rounds_as_eagers(block: Any, bias: bool) -> None:

@@ -1012,7 +1012,7 @@ def writes_booleans(x: Tensor) -> Any:
 
 @pytest.mark.parametrize("dynamic", [None, True], ids=["static", "dynamic"])
 @pytest.mark.parametrize("item", PROGRAMS, ids=str)
-@pytest.mark.sampled(6)
+@pytest.mark.sampled(18)
 def test_as_eager(item: Program, dynamic: bool | None) -> None:
     found, reason = compare(item, dynamic=dynamic)
     assert not found, "\n".join([*found, f"ran eagerly because: {reason}" if reason else "was captured"])

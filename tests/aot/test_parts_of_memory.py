@@ -35,6 +35,7 @@ def from_before_and_after(x: Tensor) -> Any:
     return before[1:], x.detach()[1:], before
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("dynamic", (False, True))
 @pytest.mark.parametrize("function", (detached, part_of_detached, unrecorded, from_before_and_after))
 def test_views_made_after_a_write(function: Callable[[Tensor], Any], dynamic: bool) -> None:

@@ -194,6 +194,7 @@ def test_nonsense_edits_are_refused_and_leave_the_graph_alone(damage: object) ->
     assert str(joint) == before
 
 
+@pytest.mark.slow
 def test_export_runs_in_a_process_without_the_users_code(tmp_path: Path) -> None:
     net, x = Net(), torch.randn(3, 4)
     joint = dovetail.capture(net, (x,))

@@ -251,6 +251,7 @@ def values_of(
     return found
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("name", OPTIMIZERS)
 def test_a_step_with_an_optimizer_of_torch(name: str, tmp_path: Path) -> None:
     if not hasattr(torch.optim, name):
@@ -357,6 +358,7 @@ EDITS: dict[str, Any] = {
 }
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("name", EDITS)
 def test_a_malicious_graph_is_refused(name: str, good: Path, tmp_path: Path, capfd: Any) -> None:
     path = write(tmp_path / "bad", good, EDITS[name])
@@ -400,6 +402,7 @@ FUZZ = settings(
 )
 
 
+@pytest.mark.slow
 @FUZZ
 @given(data=st.data())
 def test_fuzzed_bytes_are_refused(data: Any, good: Path, tmp_path: Path) -> None:
@@ -458,6 +461,7 @@ JUNK = st.one_of(
 )
 
 
+@pytest.mark.slow
 @FUZZ
 @given(data=st.data())
 def test_fuzzed_graphs_are_refused_or_load(data: Any, good: Path, tmp_path: Path) -> None:
@@ -506,6 +510,7 @@ def test_a_file_of_format_4_from_another_version_of_dovetail() -> None:
         loaded(torch.ones(65, 3))
 
 
+@pytest.mark.slow
 def test_an_operator_that_may_raise_travels_with_what_reads_it(tmp_path: Path) -> None:
     def function(x: torch.Tensor, index: torch.Tensor) -> torch.Tensor:
         torch.nn.functional.embedding(index, x)

@@ -189,6 +189,7 @@ def main(folder: Path) -> None:
     torch.save(found, folder / "found")
 
 
+@pytest.mark.slow
 def test_in_a_process_without_a_compiler(saved: Path, tmp_path: Path) -> None:
     """Bitwise the saving process's kernels; where they are not whole, bitwise operators, with one warning."""
     kept = {name: os.environ[name] for name in ("OMP_NUM_THREADS", "ATEN_CPU_CAPABILITY") if name in os.environ}
@@ -257,6 +258,7 @@ OTHERS: dict[str, tuple[Any, str, Any]] = {
 }
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("other", OTHERS)
 def test_kernels_for_something_else_are_not_run(other: str, saved: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     owner, name, value = OTHERS[other]
@@ -270,6 +272,7 @@ def test_kernels_for_something_else_are_not_run(other: str, saved: Path, monkeyp
     assert all(map(torch.equal, train(step), torch.load(saved / "model.operators")))
 
 
+@pytest.mark.slow
 def test_damaged_kernels_are_not_run(saved: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     without_compiler(monkeypatch)
     shutil.copytree(saved / "whole step", tmp_path / "step")

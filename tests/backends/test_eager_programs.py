@@ -109,7 +109,7 @@ def train(make: MakeStep, wrap: Callable[[Any], Any], *, outer: bool) -> list[An
 @pytest.mark.parametrize("backend", ["eager", "aten"])
 @pytest.mark.parametrize("name", STEPS)
 @pytest.mark.filterwarnings("ignore")
-@pytest.mark.sampled(4)
+@pytest.mark.sampled(8)
 def test_training_is_that_of_eager(name: str, backend: str, outer: bool) -> None:
     expected = train(STEPS[name], lambda function: function, outer=outer)
     found = train(STEPS[name], lambda function: dovetail.compile(function, backend=backend), outer=outer)

@@ -64,6 +64,7 @@ def test_one_capture_for_a_derivative_and_for_what_is_differentiated_again() -> 
     torch.testing.assert_close(second, torch.autograd.grad(eager.square().sum(), [x])[0])
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("orders", [2, 3, 4])
 def test_every_order_is_captured(orders: int) -> None:
     def run() -> list[Any]:

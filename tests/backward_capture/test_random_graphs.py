@@ -94,6 +94,7 @@ def more(seeds: range, default: int) -> list[Any]:
 ROUNDED = Rule("close", ignored=frozenset({"strides", "requires_grad", "is_leaf"}))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("start", more(range(2000, 2060, 20), default=1))
 def test_differentiated_twice(start: int) -> None:
     session = BackwardSession()
@@ -106,7 +107,7 @@ def test_differentiated_twice(start: int) -> None:
 
 
 @pytest.mark.parametrize("seed", range(3000, 3006))
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(6)
 def test_compiled_and_differentiated_twice(seed: int) -> None:
     expected = program(seed, higher=True)
     session = BackwardSession(lambda function: dovetail.compile(function, backend="aten"))
@@ -117,7 +118,7 @@ def test_compiled_and_differentiated_twice(seed: int) -> None:
 
 
 @pytest.mark.parametrize("start", more(range(0, 200, 20), default=5))
-@pytest.mark.sampled(3)
+@pytest.mark.slow
 def test_captured(start: int) -> None:
     session = BackwardSession()
     for seed in range(start, start + 20):
@@ -130,7 +131,7 @@ def test_captured(start: int) -> None:
 
 
 @pytest.mark.parametrize("seed", more(range(1000, 1012), default=6))
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(4)
 def test_compiled(seed: int) -> None:
     expected = program(seed)
     session = BackwardSession(lambda function: dovetail.compile(function, backend="aten"))

@@ -85,7 +85,7 @@ def check_reasons(name: str, session: BackwardSession) -> None:
 
 
 @pytest.mark.parametrize("name", SCENARIOS)
-@pytest.mark.sampled(4)
+@pytest.mark.sampled(8)
 def test_a_captured_backward_is_eagers(name: str) -> None:
     session = BackwardSession()
     check(name, session)
@@ -93,7 +93,7 @@ def test_a_captured_backward_is_eagers(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", compiled_scenarios())
-@pytest.mark.sampled(7)
+@pytest.mark.sampled(14)
 def test_a_compiled_backward_is_eagers(name: str) -> None:
     session = BackwardSession(lambda function: dovetail.compile(function, backend="aten"))
     check(name, session)

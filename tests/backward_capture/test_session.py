@@ -219,7 +219,7 @@ def gradients(model: nn.Module, forward: Any, size: int, use: str) -> list[Any]:
 
 @pytest.mark.parametrize("backend", ["aten", "eager"])
 @pytest.mark.parametrize("use", ["both", "first", "second"])
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(6)
 def test_compiled_forwards_with_breaks(backend: str, use: str) -> None:
     torch.manual_seed(0)
     model = Network()

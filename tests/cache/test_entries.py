@@ -41,6 +41,7 @@ def test_names_lead_nowhere_else(kind: str, key: str) -> None:
     assert not cache.write(kind, key, b"x") and cache.read(kind, key) is None
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("kind", entries.KINDS)
 def test_damaged_entries_are_misses(kind: str) -> None:
     """100,000 entries in all with bytes flipped, cut off, moved, or added; the content of no other entry is ever read."""
@@ -223,7 +224,7 @@ print(hits)
 
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="processes are made by fork")
-@pytest.mark.parametrize("rounds", [15, pytest.param(250, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("rounds", [5, pytest.param(250, marks=pytest.mark.slow)])
 def test_writers_that_are_killed_leave_whole_entries(rounds: int) -> None:
     """Four writers at a time, each killed at a random instant: 1,000 kills in the slow run."""
     output = subprocess.run([sys.executable, "-c", STRESS, str(rounds)], capture_output=True, text=True, timeout=300)

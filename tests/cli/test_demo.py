@@ -54,6 +54,7 @@ def finished_run(engine: str, losses: list[float], weights: str = "a") -> demo.R
     return demo.Run(engine, losses, [0.5] * len(losses), summary)
 
 
+@pytest.mark.slow
 def test_eager_and_aten_agree_to_the_last_bit_and_everything_is_written(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -48,6 +48,7 @@ def executable(path: Path, text: str) -> Path:
     return path
 
 
+@pytest.mark.slow
 def test_the_report_names_versions_and_backends(probed, capsys):
     status = main(["doctor", "--backends=aten,no_such_backend"])
     printed = capsys.readouterr().out
@@ -92,6 +93,7 @@ def test_a_compiler_that_hangs(monkeypatch, tmp_path):
     assert time.monotonic() - begun < 60
 
 
+@pytest.mark.slow
 @backward_in_forks
 def test_backends_that_crash_hang_or_leave_do_not_take_the_doctor_with_them(register, capsys):
     def compile_nothing(what):

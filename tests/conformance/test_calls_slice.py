@@ -13,7 +13,7 @@ SLICE = ("torch.linalg.cholesky", "torch.nn.functional.softplus", "torch.Tensor.
 
 @pytest.mark.parametrize("compiler", ["dovetail-with-breaks", "dovetail-eager"])
 @pytest.mark.parametrize("name", SLICE)
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(4)
 def test_every_form_is_eagers(name: str, compiler: str) -> None:
     result = calls_runner.check_callable(name, compiler, samples=1)
     found = [sample for samples in result.samples.values() for sample in samples]

@@ -63,7 +63,7 @@ def strides(tensors: list[Tensor]) -> list[Any]:
 
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize("op", OPERATORS, ids=lambda op: ".".join(filter(None, (op.name, op.variant_test_name))))
-@pytest.mark.sampled(40)
+@pytest.mark.sampled(120)
 def test_strides_are_those_of_eager(op: Any) -> None:
     samples = list(itertools.islice(op.sample_inputs("cpu", torch.float32, requires_grad=False), 24))
     for layout in LAYOUTS:

@@ -15,7 +15,7 @@ nn.GaussianNLLLoss nn.CTCLoss nn.GRUCell nn.Dropout
 
 
 @pytest.mark.parametrize("name", SLICE)
-@pytest.mark.sampled(4)
+@pytest.mark.sampled(8)
 def test_module(name: str) -> None:
     if name not in module_runner.modules():
         pytest.skip(f"this torch's database has no {name}")
@@ -24,6 +24,7 @@ def test_module(name: str) -> None:
         assert result.verdict(variant) in ("passed", "eager cannot"), (variant, result.samples[variant])
 
 
+@pytest.mark.slow
 def test_batch_norm_with_an_average_of_all_batches() -> None:
     """``momentum=None`` makes a Python number out of a counter: the sixth sample of the database."""
     result = module_runner.check_module("nn.BatchNorm1d", compilers.COMPILERS["dovetail"])

@@ -24,7 +24,7 @@ zeros_like ones_like to
 
 
 @pytest.mark.parametrize("name", SLICE)
-@pytest.mark.sampled(5)
+@pytest.mark.sampled(10)
 def test_operator(name: str) -> None:
     (result,) = opinfo_runner.run_here([name], compilers.COMPILERS["dovetail"], samples=1)
     for variant in opinfo_runner.VARIANTS:
@@ -33,6 +33,7 @@ def test_operator(name: str) -> None:
     assert result.verdict("forward") == "passed"
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize(
     "name", ["sin", "mul", "matmul", "addmm", "prod", "cumprod", "masked_fill", "masked_select", "cov"]
 )

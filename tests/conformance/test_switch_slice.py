@@ -19,6 +19,7 @@ warnings.simplefilter Logger.setLevel sys.setrecursionlimit sys.modules math.sqr
 """.split()
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("name", SLICE)
 def test_switch(name: str) -> None:
     results = switch_runner.run([name], trains=False)
@@ -26,6 +27,7 @@ def test_switch(name: str) -> None:
     assert [result for result in results if result.verdict != "same"] == []
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize(
     "name", ("math.sqrt", "register_module_forward_hook", "set_default_device", "mha.set_fastpath_enabled")
 )

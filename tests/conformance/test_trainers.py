@@ -110,6 +110,7 @@ def fit(lightning: Any, module: Any, path: Path) -> None:
     trainer.fit(module, batches())
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("what", ["inner", "whole", "step"])
 def test_lightning(what: str, tmp_path: Path) -> None:
     lightning = pytest.importorskip("lightning", reason="PyTorch Lightning is not installed")
@@ -167,6 +168,7 @@ def leave(module: nn.Module) -> nn.Module:
     return module
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("precision", ["no", "bf16"])
 @pytest.mark.parametrize("when", ["before prepare", "after prepare"])
 def test_accelerate(precision: str, when: str) -> None:

@@ -104,6 +104,7 @@ def check(wrote: list[Any], read: list[Any]) -> None:
         assert all(torch.equal(value, first) for value, first in zip(start, read[0][0], strict=True))
 
 
+@pytest.mark.slow
 def test_from_two_ranks_to_one(tmp_path: Path) -> None:
     check(run(saved, 2, str(tmp_path), "blocks"), run(resumed, 1, str(tmp_path), "whole"))
 

@@ -36,6 +36,7 @@ def train(rank: int, size: int, name: str, optimizer: str, whole: bool, bucket: 
     return weights(model)
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize(
     ("name", "optimizer", "whole"),
     [("computed again", "adamw", True), ("tied", "sgd", True), ("tied", "adamw", False)],

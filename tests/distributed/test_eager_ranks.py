@@ -86,6 +86,7 @@ def test_a_rank_that_leaves_the_graph_between_forward_and_backward() -> None:
         assert "; rank 0 has `DistributedDataParallel as in eager, outside of a graph`" in text
 
 
+@pytest.mark.slow
 def test_ranks_that_all_leave_it_and_one_that_goes_behind_the_backward() -> None:
     assert check(("buffers",), "forward", (0, 1)) == [[], []]
     assert check(("buffers",), "backward", (1,)) == [[], []]

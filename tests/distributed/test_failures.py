@@ -51,6 +51,7 @@ def different_ways(rank: int) -> Any:
     return str(error.value), weights(model)
 
 
+@pytest.mark.slow
 def test_ranks_that_take_different_ways_say_so_and_go_on() -> None:
     (first, weights_0), (second, weights_1) = run(different_ways, 2)
     assert "rank 0 and rank 1 would exchange different things" in first
@@ -73,6 +74,7 @@ def different_outputs(rank: int) -> str:
     return str(error.value)
 
 
+@pytest.mark.slow
 def test_ranks_whose_losses_read_different_outputs() -> None:
     for text in run(different_outputs, 2):
         assert "backward from output 0 of 2" in text and "backward from output 1 of 2" in text
@@ -173,6 +175,7 @@ def test_second_derivatives_are_refused() -> None:
         torch.autograd.grad(compiled(x).sum(), x, create_graph=True)[0].sum().backward()
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.usefixtures("alone")
 @pytest.mark.parametrize("way", ["replicated", "sharded"])
 @pytest.mark.parametrize("bucket_bytes", [30, 1 << 20])

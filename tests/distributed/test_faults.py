@@ -111,6 +111,7 @@ def other_versions(rank: int) -> list[str]:
     return texts
 
 
+@pytest.mark.slow
 def test_other_versions_are_refused_by_name() -> None:
     for rank, texts in enumerate(run(other_versions, 2)):
         assert len(texts) == 4

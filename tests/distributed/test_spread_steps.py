@@ -308,6 +308,7 @@ class Beside(nn.Module):
         return self.ends[1](found * x + before * y)  # type: ignore[no-any-return]
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("dtype", [None, torch.bfloat16])
 def test_gradients_of_what_a_module_is_given_are_added_up_in_its_order(dtype: torch.dtype | None) -> None:
     """Those of its uses inside are added up first, in FSDP's node of autograd, then those of its uses outside."""
@@ -337,6 +338,7 @@ def together(rank: int) -> Any:
     return compared(rank, ("mixed once",)), refused(rank)
 
 
+@pytest.mark.slow
 def test_a_step_is_one_graph_with_its_exchanges() -> None:
     for (wrong, counts), texts in run(together, 2, seconds=200.0):
         assert not wrong

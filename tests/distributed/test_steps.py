@@ -174,6 +174,7 @@ def late(rank: int) -> str:
     return str(error.value)
 
 
+@pytest.mark.slow
 def test_a_rank_that_does_not_answer_is_an_error_in_the_backward_too() -> None:
     text, _ = run(late, 2)
     assert "an exchange with the other ranks has failed" in text

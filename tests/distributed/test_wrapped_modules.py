@@ -96,6 +96,7 @@ def broken(rank: int, place: str) -> Any:
     return found
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("place", ["first", "last"])
 def test_a_graph_that_is_broken_inside_of_the_wrapped_module(place: str) -> None:
     for eager, compiled in run(broken, 2, place):
@@ -255,6 +256,7 @@ def refusals(rank: int) -> list[str]:
     return texts
 
 
+@pytest.mark.slow
 def test_modules_that_are_spread_already_are_refused_by_name() -> None:
     for texts in run(refusals, 2):
         assert all("DTensor" in text for text in texts)

@@ -74,6 +74,7 @@ def run(step: Any, state: Step) -> list[Any]:
     return out
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("first", [1, 2])
 @pytest.mark.parametrize("stage", STAGES)
 def test_eager_takes_the_call(stage: str, first: int, monkeypatch: pytest.MonkeyPatch) -> None:

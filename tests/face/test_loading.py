@@ -5,6 +5,8 @@ from __future__ import annotations
 import subprocess
 import sys
 
+import pytest
+
 PROGRAM = """
 import torch, dovetail
 
@@ -24,6 +26,7 @@ with torch.inference_mode():
 """
 
 
+@pytest.mark.slow
 def test_rules_are_loaded_outside_of_the_modes_of_the_first_call() -> None:
     done = subprocess.run([sys.executable, "-c", PROGRAM], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr

@@ -266,7 +266,7 @@ def captured(name: str, monkeypatch: pytest.MonkeyPatch) -> tuple[list[Any], int
 
 
 @pytest.mark.parametrize("name", [*PROGRAMS, *(function.__name__ for function in FUNCTIONS)])
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(4)
 def test_graphs_are_those_of_torch(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     EVERY.remove(operators.known_operator)
     INPUTS.remove(inputs.known_input)
@@ -341,6 +341,7 @@ def _kept(name: str, monkeypatch: pytest.MonkeyPatch) -> list[Any]:
     return made
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.usefixtures("own_cache")
 @pytest.mark.parametrize("name", ["attention", "constants", "several_results", "ambient"])
 def test_another_process_knows_what_was_learned(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -359,6 +360,7 @@ def test_another_process_knows_what_was_learned(name: str, monkeypatch: pytest.M
     assert [entry.kind for entry in cache.ls()] == ["operators"] * len(MEMORIES)
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("content", ["", "[3]", "[" * 100_000, "{}x", '{"": 1}', "names", "shapes", "sequences"])
 def test_entries_that_mean_nothing_are_learned_again(
     content: str, own_cache: Any, monkeypatch: pytest.MonkeyPatch

@@ -126,6 +126,7 @@ def taken(monkeypatch: pytest.MonkeyPatch) -> list[NativeWriter]:
     return writers
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("change", CHANGES)
 def test_what_changes_is_seen(change: str, taken: list[NativeWriter]) -> None:
     p = program()
@@ -213,6 +214,7 @@ OTHER_CHANGES: dict[str, Callable[[Any], None]] = {
 }
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.filterwarnings("ignore:.*runs eagerly")
 @pytest.mark.parametrize("change", OTHER_CHANGES)
 @pytest.mark.parametrize("remembers", [True, False])

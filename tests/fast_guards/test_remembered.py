@@ -258,7 +258,7 @@ def same_answer(checker: Checker, full: Any, model: Any, args: tuple[Any, ...]) 
 
 
 @pytest.mark.parametrize("name", CHANGES)
-@pytest.mark.sampled(5)
+@pytest.mark.sampled(10)
 def test_every_change_is_seen(name: str) -> None:
     model = make_model()
     compiled = dovetail.compile(model, backend="aten", fullgraph=True)
@@ -478,6 +478,7 @@ GLOBAL_CHANGES = {
 }
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("change", GLOBAL_CHANGES.values(), ids=GLOBAL_CHANGES)
 def test_every_change_of_a_global_or_a_class_is_seen(change: str) -> None:
     names = [f"name_{index}" for index in range(24)]

@@ -71,7 +71,7 @@ CLASSES = {
 
 @pytest.mark.parametrize("kind", CLASSES.values(), ids=CLASSES)
 @pytest.mark.parametrize("asked", COMPARISONS.values(), ids=COMPARISONS)
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(4)
 def test_objects_are_compared_anew(asked: str, kind: str) -> None:
     check(f"""
 from collections import Counter

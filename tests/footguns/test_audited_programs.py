@@ -250,6 +250,7 @@ def function(x):
 }
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("name", PROGRAMS)
 def test_it_is_as_in_eager(name: str) -> None:
     outcome = run_program("import torch\n" + PROGRAMS[name] + CALLS)

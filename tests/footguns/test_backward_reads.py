@@ -124,6 +124,7 @@ CASES = [
 ]
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("create_graph", [False, True])
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.__name__)
 def test_a_value_changed_between_forward_and_backward(case: Any, create_graph: bool) -> None:

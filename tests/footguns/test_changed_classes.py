@@ -126,6 +126,7 @@ METHODS: dict[str, tuple[Any, Any, Callable[[torch.Tensor, Any], torch.Tensor]]]
 }
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("name", METHODS)
 def test_a_method_is_replaced(name: str) -> None:
     before, after, use = METHODS[name]
@@ -155,6 +156,7 @@ APPEARING: dict[str, tuple[Any, Callable[[torch.Tensor, Any], torch.Tensor]]] = 
 }
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize(
     ("name", "where"),
     # A metaclass's own special methods are for the class.
@@ -335,6 +337,7 @@ ELSEWHERE: dict[str, tuple[Function, Change, Change]] = {
 }
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("name", ELSEWHERE)
 def test_something_appears_or_changes_elsewhere(name: str) -> None:
     threads = torch.get_num_threads()

@@ -167,6 +167,7 @@ PROGRAMS: dict[str, Callable[[], Any]] = {
 }
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("name", PROGRAMS)
 def test_what_decides_a_comparison_or_a_copy_may_change(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     def function(x: torch.Tensor) -> Any:

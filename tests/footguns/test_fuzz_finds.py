@@ -110,6 +110,7 @@ def call_1(run): return run(torch.ones(1)), torch.is_grad_enabled()
 """)
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize(
     "hashed", ["{*numbers, v}", "{v}", "{v: 1}", "set([v])", "{n for n in numbers}", "dict([(v, 1)])"]
 )
@@ -382,6 +383,7 @@ def call_1(run): return run(torch.ones(2))
 """)
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("test", ["factor < factor", "factor != factor", "factor == factor", "not factor <= factor"])
 @pytest.mark.parametrize("start", ["square.sum().item()", "rate"])
 def test_a_float_compared_with_itself(test: str, start: str) -> None:

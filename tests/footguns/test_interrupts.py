@@ -106,7 +106,7 @@ def run(task: Task, call: Callable[[Tensor], Tensor]) -> list[Any]:
 @pytest.mark.parametrize("error", [ValueError, KeyboardInterrupt, SystemExit, StopNow, GeneratorExit])
 @pytest.mark.parametrize("program", PROGRAMS)
 @pytest.mark.filterwarnings("ignore")
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(4)
 def test_what_the_program_raises_keeps_its_writes(program: str, error: type[BaseException]) -> None:
     eager, task = Task(lambda: error("now")), Task(lambda: error("now"))
     expected = run(eager, getattr(eager, program))

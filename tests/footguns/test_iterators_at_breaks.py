@@ -113,6 +113,7 @@ def _changed(container: Any, method: str, items: Any) -> Any:
     return container
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("name", AT_BREAKS)
 def test_no_item_is_lost_or_taken_twice(name: str, capsys: pytest.CaptureFixture[str]) -> None:
     def program(x: torch.Tensor, old: Any) -> Any:

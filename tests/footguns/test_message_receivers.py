@@ -234,6 +234,7 @@ def _run(make: Callable[[], Case], wrap: Callable[..., Any]) -> Any:
         return [(call(torch.ones(rows)).tolist(), state()) for rows in (2, 2, 3)]
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("make", CASES.values(), ids=CASES)
 def test_the_order_is_eagers(make: Callable[[], Case]) -> None:
     expected = _run(make, lambda program: program)

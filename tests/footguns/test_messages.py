@@ -202,7 +202,7 @@ def run(call: Program, level: int) -> Any:
 
 @pytest.mark.parametrize("level", [logging.DEBUG, logging.INFO, logging.CRITICAL])
 @pytest.mark.parametrize("name", PROGRAMS)
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(4)
 def test_messages_are_those_of_eager(name: str, level: int) -> None:
     expected = run(PROGRAMS[name], level)
     assert run(dovetail.compile(PROGRAMS[name], backend="aten"), level) == expected

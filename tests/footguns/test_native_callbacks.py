@@ -325,6 +325,7 @@ def test_results_of_subclasses_of_builtin_classes(program: int) -> None:
         assert _described(compiled(x)) == _described(MAKING[program](x))
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.filterwarnings("ignore::dovetail.errors.GraphBreakWarning")
 @pytest.mark.parametrize("backend", ["aten", "inductor"])
 @pytest.mark.parametrize(
@@ -482,6 +483,7 @@ OWN_CODE: dict[str, Callable[[torch.Tensor], Any]] = {
 }
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.filterwarnings("ignore::dovetail.errors.GraphBreakWarning", "ignore::dovetail.errors.EagerFallbackWarning")
 @pytest.mark.parametrize("name", OWN_CODE)
 def test_code_of_the_programs_own_reads_what_has_changed_and_writes(name: str) -> None:

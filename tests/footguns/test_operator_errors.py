@@ -150,6 +150,7 @@ def bad_batches(compiling: Any, way: str) -> list[Any]:
     return seen
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("way", ["training", "no gradients", "whole step"])
 @pytest.mark.parametrize("backend", ["aten", "inductor"])
 @pytest.mark.once("inductor")

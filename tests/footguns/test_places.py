@@ -49,6 +49,7 @@ QUESTIONS: list[Callable[[torch.Tensor], Any]] = [
 ]
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("question", range(len(QUESTIONS)))
 def test_each_place_has_its_own_answer(question: int) -> None:
     function = QUESTIONS[question]

@@ -145,6 +145,7 @@ PROGRAMS: dict[str, Any] = {
 }
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("name", PROGRAMS)
 def test_they_run_at_each_call(name: str) -> None:
     def program(x: torch.Tensor) -> Any:

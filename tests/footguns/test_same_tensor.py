@@ -108,7 +108,7 @@ def written_argument(x: Tensor, make: Callable[[Tensor], Tensor]) -> Any:
 
 @pytest.mark.parametrize("call", [returned, written, written_argument], ids=lambda call: call.__name__)
 @pytest.mark.parametrize("name", MADE)
-@pytest.mark.sampled(4)
+@pytest.mark.sampled(8)
 def test_it_is_the_tensor_that_eager_returns(name: str, call: Callable[..., Any]) -> None:
     make = MADE[name]
     kinds: list[Callable[[], Tensor]] = [

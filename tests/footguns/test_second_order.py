@@ -244,6 +244,7 @@ def copying(graph: torch.fx.GraphModule, example_inputs: Any, *, kind: str, opti
     return lambda inputs: [value.clone() if isinstance(value, torch.Tensor) else value for value in graph(*inputs)]
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("backend", ["aten", copying], ids=["aten", "copying"])
 @pytest.mark.parametrize("name", ["weight", "bias"])
 @pytest.mark.parametrize("call", [0, 1, 2])

@@ -114,6 +114,7 @@ def call_0(run):
 }
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("name", PROGRAMS)
 def test_the_program_is_seen(name: str) -> None:
     source = PROGRAMS[name]

@@ -49,6 +49,7 @@ WRITES: dict[str, tuple[Callable[[], Any], Callable[[Any], Any]]] = {
 }
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("name", WRITES)
 @pytest.mark.filterwarnings("ignore")
 def test_every_call_writes(name: str) -> None:

@@ -245,6 +245,7 @@ def results(program: Program, compile: Callable[[Any], Any]) -> list[Any]:
     return found
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("name", PROGRAMS)
 def test_a_change_is_seen(name: str) -> None:
     expected = results(PROGRAMS[name], lambda function: function)

@@ -81,7 +81,7 @@ TEXTS: dict[str, Callable[[Tensor], str]] = {
 
 @pytest.mark.parametrize("name", TEXTS)
 @pytest.mark.filterwarnings("ignore")
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(4)
 def test_texts_are_those_of_eager(name: str) -> None:
     text = TEXTS[name]
     compiled = dovetail.compile(lambda x: (x * 2, text(x)), backend="aten")

@@ -121,6 +121,7 @@ PROGRAMS: dict[str, Callable[[], Any]] = {
 }
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("name", PROGRAMS)
 def test_it_reads_and_writes_at_every_call(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     def function(x: torch.Tensor) -> Any:

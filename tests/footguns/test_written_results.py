@@ -77,6 +77,7 @@ def _computes_again() -> Iterator[None]:
     unregister_backend("computes again")
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize(
     ("backend", "name"), [(backend, name) for backend, names in BACKENDS.items() for name in names]
 )

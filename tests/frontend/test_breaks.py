@@ -454,6 +454,7 @@ def _whole_fall_backs(record: list[warnings.WarningMessage]) -> list[str]:
     ]
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("program", PROGRAMS, ids=lambda program: program.__name__)
 @pytest.mark.parametrize("backend", ["aten", "eager"])
 def test_program(program: Callable[..., Any], backend: str, capsys: pytest.CaptureFixture[str]) -> None:

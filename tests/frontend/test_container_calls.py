@@ -96,6 +96,7 @@ class OwnSet(set):  # type: ignore[type-arg]
 RIGHTS = [{1: 2, 5: 6}.keys(), {1: 2}.items(), {1, 2}, frozenset({2}), OwnSet({1}), {1: 2}, [1], Reflecting(), 1]
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.filterwarnings("ignore::dovetail.errors.GraphBreakWarning")
 @pytest.mark.parametrize("function", [operator.ior, operator.iand, operator.isub, operator.ixor])
 @pytest.mark.parametrize("make", [lambda: {1, 3}, lambda: OwnSet({1}), lambda: {1: 2}.keys(), lambda: {1: 2}])

@@ -74,6 +74,7 @@ KEPT: dict[str, Callable[[Any], Any]] = {
 }
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("name", [*DESCRIBED, *KEPT])
 def test_native_code_sees_the_function_itself(name: str) -> None:
     look = {**DESCRIBED, **KEPT}[name]

@@ -74,12 +74,14 @@ _USED: dict[str, Callable[..., Any]] = {
 }
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("used", _USED)
 @pytest.mark.parametrize("made", ["number", "tensor"])
 def test_two_entries_by_use(made: str, used: str) -> None:
     _two_entries(made, used)
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("made", _MADE)
 def test_two_entries(made: str) -> None:
     _two_entries(made, "called")

@@ -101,6 +101,7 @@ CHANGES = [
 ]
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("change", CHANGES)
 def test_module_state_is_guarded(change: Any) -> None:
     net = Net()

@@ -73,6 +73,7 @@ def test_another_version_is_refused() -> None:
         instruction_set((3, 16))
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("version", VERSIONS, ids=lambda version: f"{version[0]}.{version[1]}")
 def test_the_language_by_the_machine(version: tuple[int, int]) -> None:
     # Without torch a stand-in with a few empty classes is enough: nothing in these programs is a tensor.

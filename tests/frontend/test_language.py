@@ -25,6 +25,7 @@ def tensor() -> torch.Tensor:
     return torch.tensor([1.5, -2.0])
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("backend", ["eager", "aten"])
 def test_compiled_as_eager(case: Case, backend: str) -> None:
     torch.compiler.reset()

@@ -314,6 +314,7 @@ def f_einsum(x):
 FUNCTIONS = [value for name, value in sorted(globals().items()) if name.startswith("f_")]
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("function", FUNCTIONS, ids=lambda f: f.__name__)
 def test_like_eager(function: Any) -> None:
     # An input that is returned, itself or as a view, gets gradients from inside and outside of the graph; eager adds all of

@@ -98,6 +98,7 @@ FUNCTIONS: list[Callable[..., Any]] = [
 ]
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("function", FUNCTIONS)
 def test_a_table_keyed_by_tensors(function: Callable[..., Any]) -> None:
     results = []

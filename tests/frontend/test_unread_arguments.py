@@ -91,6 +91,7 @@ def test_a_keyword_that_is_not_read_is_not_guarded() -> None:
     assert dovetail.events_of(compiled).count("capture") == 1
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("function", [returned, stored, handed_on, all_locals, collected, compared, broken])
 def test_what_is_read_is_eagers(function: Callable[..., Any], quiet: None) -> None:
     compiled = dovetail.compile(function, backend="aten", recompile_limit=20)

@@ -121,6 +121,7 @@ def test_gradient_accumulation(told: list[Any]) -> None:
     assert not told, texts(told)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kernels", KERNELS)
 def test_gpt(kernels: str, told: list[Any]) -> None:
     model = GPT(GPTConfig(vocabulary=65, block=32, layers=2, heads=2, width=64, dropout=0.1)).to(CUDA)

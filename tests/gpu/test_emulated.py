@@ -38,6 +38,7 @@ def differences(backend: str) -> dict[str, str]:
     return {line.partition(" ")[0]: line.partition(": ")[2] for line in done.stdout.splitlines()}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", PROGRAMS)
 @pytest.mark.parametrize("backend", ["aten", "inductor"])
 def test_as_eager(name: str, backend: str) -> None:

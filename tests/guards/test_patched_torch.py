@@ -77,6 +77,7 @@ def _sum_of_children(values: Tensor, model: nn.Module = nn.Sequential(nn.Tanh(),
     return values
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("name", PATCHES)
 def test_a_patch_between_two_calls(name: str) -> None:
     owner, attribute, other, make = PATCHES[name]
@@ -97,6 +98,7 @@ def test_a_patch_between_two_calls(name: str) -> None:
     assert torch.equal(both(), before)
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("kind", (torch.optim.SGD, torch.optim.AdamW))
 @pytest.mark.parametrize("method", ("step", "zero_grad"))
 def test_a_method_of_an_optimizer(kind: type[torch.optim.Optimizer], method: str) -> None:

@@ -452,6 +452,7 @@ def test_complex_numbers() -> None:
     both(style, lambda x: torch.fft.fft(x * torch.exp(1j * x)).abs().pow(2).sum())
 
 
+@pytest.mark.slow
 @BACKENDS
 def test_another_size_at_the_next_call(backend: str) -> None:
     def function(x: torch.Tensor) -> torch.Tensor:

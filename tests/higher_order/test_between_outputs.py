@@ -180,6 +180,7 @@ def errors(compiled: Callable[..., Any]) -> list[torch.Tensor]:
     return [found, weight.grad]
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("run", PROGRAMS)
 def test_gradients_between_results_are_eagers(run: Run) -> None:
     outcomes = []
@@ -286,7 +287,7 @@ ASKED: dict[str, Callable[..., Any]] = {
 @pytest.mark.parametrize("how", PAST_AUTOGRAD)
 @pytest.mark.parametrize("first", [torch.sin, torch.exp, torch.clone])
 @pytest.mark.parametrize("last", [torch.square, torch.exp, torch.relu])
-@pytest.mark.sampled(3)
+@pytest.mark.sampled(6)
 def test_results_that_were_written_to(
     first: Callable[..., Any], last: Callable[..., Any], how: str, asked: str
 ) -> None:

@@ -85,6 +85,7 @@ def _custom(x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
     return _Exponential.apply(x).pow(2) * w  # type: ignore[no-any-return, no-untyped-call]
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("function", [_computed, _written, _dropped, _unused, _custom])
 @pytest.mark.parametrize("count", [2, 3])
 def test_as_eager(function: Callable[..., torch.Tensor], count: int) -> None:

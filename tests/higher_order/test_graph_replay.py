@@ -87,7 +87,7 @@ def derivatives(function: Callable[[torch.Tensor], torch.Tensor]) -> list[Any]:
 
 
 @pytest.mark.parametrize("name", RIGHT)
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(4)
 def test_second_derivatives_through_transforms(name: str) -> None:
     compiled = dovetail.compile(RIGHT[name], backend="aten")
     expected = derivatives(RIGHT[name])

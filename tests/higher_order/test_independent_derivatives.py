@@ -70,7 +70,7 @@ def attempt(function: Function, which: int, written: int, when: str) -> list[tor
 
 @pytest.mark.parametrize("when", ["at once", "after the other's backward", "after the first derivative"])
 @pytest.mark.parametrize("function", [apart, sharing, chained], ids=lambda item: item.__name__)
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(4)
 def test_a_write_in_between(function: Function, when: str) -> None:
     compiled = dovetail.compile(function, backend="aten", fullgraph=True)
     for which in range(2):

@@ -88,7 +88,7 @@ def compare(
 
 
 @pytest.mark.parametrize("name", MODULES)
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(4)
 def test_modules(name: str) -> None:
     make, shape = MODULES[name]
     torch.manual_seed(0)
@@ -114,6 +114,7 @@ PROGRAMS: dict[str, tuple[Callable[..., Tensor], list[tuple[int, ...]]]] = {
 }
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("name", PROGRAMS)
 def test_programs(name: str) -> None:
     program, shapes = PROGRAMS[name]

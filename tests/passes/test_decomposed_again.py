@@ -75,6 +75,7 @@ def described(module: torch.fx.GraphModule) -> list[Any]:
     ]
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.skipif(not decomposed_again.private.IS_KNOWN, reason="fake tensors of another torch")
 @pytest.mark.parametrize("program", [layers, shared, several, unequal, random])
 def test_the_copied_graph_is_the_traced_one(program: Callable[..., list[Any]], monkeypatch: pytest.MonkeyPatch) -> None:

@@ -95,6 +95,7 @@ def _training(backend: str) -> tuple[Any, list[Any], torch.nn.Module]:
     return compiled, [torch.randn(5, 4) for _ in range(3)], model
 
 
+@pytest.mark.slow
 def test_the_first_step_of_an_optimizer_is_not_compiled_to_kernels() -> None:
     step, batches, model = _training("inductor")
     twin, _, plain = _training("eager")

@@ -77,7 +77,7 @@ def test_the_graph_computes_the_same(function: Any) -> None:
 
 @pytest.mark.parametrize("function", FUNCTIONS)
 @pytest.mark.parametrize("dynamic", [False, True])
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(4)
 def test_results_are_those_of_eager(function: Any, dynamic: bool) -> None:
     # Anything that promises no eager's bits.
     def backend(graph: torch.fx.GraphModule, inputs: Any, *, kind: Any, options: Any) -> Any:
@@ -191,6 +191,7 @@ def test_what_is_made_of_data_is_kept_where_the_data_is_written(backend: str, pr
     torch.testing.assert_close(gradients[1], gradients[0], rtol=1e-5, atol=1e-5)
 
 
+@pytest.mark.slow
 def test_labels_are_kept_and_not_a_mask_of_all_classes() -> None:
     """Inductor's formula makes the mask without a tangent; eager keeps the labels, so that the mask can be made later."""
 

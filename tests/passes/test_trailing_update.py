@@ -121,7 +121,7 @@ OPTIMIZERS: dict[str, Callable[[Any], torch.optim.Optimizer]] = {
 
 @pytest.mark.parametrize("name", OPTIMIZERS)
 @pytest.mark.parametrize("method", ["step", "dropping_at_the_end", "accumulating"])
-@pytest.mark.sampled(5)
+@pytest.mark.sampled(15)
 def test_the_kernel_runs_behind_the_graph(name: str, method: str) -> None:
     behind = run(Program(OPTIMIZERS[name]), method)
     assert behind[-1] == 1, behind
@@ -136,7 +136,7 @@ def test_groups_are_a_kernel_each() -> None:
 
 
 @pytest.mark.parametrize("method", ["averaging", "returning_weights"])
-@pytest.mark.sampled(2)
+@pytest.mark.slow
 def test_new_weights_that_are_read(method: str) -> None:
     run(Program(OPTIMIZERS["AdamW"]), method)
     assert run(Program(OPTIMIZERS["AdamW"]), "averaging")[-1] == 0
@@ -210,6 +210,7 @@ def test_gradients_that_are_not_finite() -> None:
         same(program.state(), eager.state(), exact=ROUNDED)
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize(
     ("backend", "method", "behind"), [(PLAIN, "step", 1), ("inductor", "step", 1), ("inductor", "averaging", 0)]
 )

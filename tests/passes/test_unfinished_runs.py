@@ -55,6 +55,7 @@ def train(model: nn.Module, call: Callable[[Tensor], Tensor]) -> list[Any]:
     return [*out, *[value.tolist() for value in model.state_dict().values()], *[p.grad for p in model.parameters()]]
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("first", [1, 2])
 @pytest.mark.parametrize("kinds", [{"forward"}, {"backward"}, {"inference"}, {"forward", "backward", "inference"}])
 @pytest.mark.parametrize("clears", [False, True])

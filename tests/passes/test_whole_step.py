@@ -146,7 +146,7 @@ OPTIMIZERS: dict[str, MakeOptimizer] = {
 
 
 @pytest.mark.parametrize("name", OPTIMIZERS)
-@pytest.mark.sampled(6)
+@pytest.mark.sampled(18)
 def test_twenty_steps_leave_what_eager_leaves(name: str) -> None:
     train(OPTIMIZERS[name])
 
@@ -175,6 +175,7 @@ def clipping_step(norm: bool) -> MakeStep:
     return make
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("norm", [True, False])
 @pytest.mark.parametrize("name", ["sgd-momentum", "adam"])
 def test_gradients_are_clipped(name: str, norm: bool) -> None:
@@ -328,6 +329,7 @@ def test_weights_are_replaced_between_steps() -> None:
     train(OPTIMIZERS["adam"], steps=6, between=replace)
 
 
+@pytest.mark.slow
 def test_the_optimizer_is_swapped_between_steps() -> None:
     class Holder:
         optimizer: torch.optim.Optimizer

@@ -87,7 +87,7 @@ HOOKS: dict[str, tuple[Callable[[torch.Tensor], Any], type[Exception] | None]] =
 
 
 @pytest.mark.parametrize("name", HOOKS)
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(6)
 def test_a_hook_in_the_step(name: str) -> None:
     hook, error = HOOKS[name]
 
@@ -108,7 +108,7 @@ def test_a_hook_in_the_step(name: str) -> None:
         ("register_post_accumulate_grad_hook", "writes to its gradient"),
     ],
 )
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(6)
 def test_a_hook_of_a_parameter(kind: str, name: str) -> None:
     hook, _ = HOOKS[name]
 
@@ -129,7 +129,7 @@ def test_a_hook_of_a_parameter(kind: str, name: str) -> None:
 
 
 @pytest.mark.parametrize("name", ["raises", "writes to its gradient", "returns the wrong shape"])
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(4)
 def test_a_hook_of_a_module(name: str) -> None:
     hook, _ = HOOKS[name]
     handles: dict[int, Any] = {}
@@ -147,6 +147,7 @@ def test_a_hook_of_a_module(name: str) -> None:
     compare(before)
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("kind", ["register_step_pre_hook", "register_step_post_hook"])
 def test_a_hook_of_the_optimizer_that_raises(kind: str) -> None:
     handles: dict[int, Any] = {}
@@ -174,6 +175,7 @@ def test_the_optimizer_is_swapped() -> None:
     compare(before)
 
 
+@pytest.mark.slow
 def test_a_new_module_gets_its_parameters_into_the_optimizer() -> None:
     def before(training: Training, index: int) -> None:
         if index in (2, 4):

@@ -100,6 +100,7 @@ def zero_after_the_forward(model: torch.nn.Module, optimizer: torch.optim.Optimi
 STEPS = [zero_first, looks_at_old_gradients, returns_old_gradients, sets_old_gradients_again, zero_after_the_forward]
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("make", STEPS, ids=lambda make: make.__name__)
 def test_old_gradients_are_what_they_are_in_eager(make: Any) -> None:
     twins(make)

@@ -157,6 +157,7 @@ SCHEDULES: dict[str, Callable[[torch.optim.Optimizer], Any]] = {
 }
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("name", SCHEDULES)
 def test_schedules_run_inside_the_step(name: str) -> None:
     def make(model: torch.nn.Module) -> Parts:

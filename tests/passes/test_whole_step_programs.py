@@ -210,7 +210,7 @@ def twins(
 
 
 @pytest.mark.parametrize("name", PROGRAMS)
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(4)
 def test_a_program_leaves_what_eager_leaves(name: str) -> None:
     make, most = PROGRAMS[name]
     with warnings.catch_warnings():

@@ -35,6 +35,7 @@ def training(make: Callable[[nn.Module], torch.optim.Optimizer], compiled: bool)
     return [peaks[0], peaks[3]], [*model.state_dict().values(), *state]
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("name", ["SGD", "AdamW"])
 def test_a_step_holds_no_second_set_of_weights(name: str) -> None:
     def make(model: nn.Module) -> torch.optim.Optimizer:

@@ -100,6 +100,7 @@ def test_a_tangent_left_out_changes_the_strides_of_a_sum(backend: str) -> None:
     same(*gradients, exact=backend == "aten")
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("strides", [(4, 1, 4, 4), (4, 1, 1, 1), (4, 1, 8, 8), (4, 1, 1, 4)])
 @pytest.mark.parametrize("batch", [1, 2])
 def test_a_normalised_image_of_one_pixel(batch: int, strides: tuple[int, ...]) -> None:

@@ -62,7 +62,7 @@ def check(draw: Callable[[torch.Tensor], Any], cut: Cut, inside: bool, backend: 
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize("inside", [False, True])
 @pytest.mark.parametrize("draw", DRAWS)
-@pytest.mark.sampled(6)
+@pytest.mark.sampled(12)
 def test_numbers_are_those_of_eager(draw: str, inside: bool) -> None:
     for cut in CUTS.values():
         check(DRAWS[draw], cut, inside, "aten")

@@ -89,6 +89,7 @@ def _inside(x: torch.Tensor) -> torch.Tensor:
     return torch.autograd.grad(_eigenvectors(x), x)[0]
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("create_graph", [False, True])
 @pytest.mark.parametrize("program", [_eigenvectors, _hermitian, _singular, _inside])
 @pytest.mark.filterwarnings("ignore::dovetail.errors.EagerFallbackWarning")

@@ -27,6 +27,7 @@ WRITES: dict[str, Callable[[Tensor], Any]] = {
 }
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("write", WRITES)
 @pytest.mark.filterwarnings("ignore")
 def test_input_and_made_inside(write: str) -> None:

@@ -31,6 +31,7 @@ def kept_in_a_view(x: Tensor, weight: Tensor, state: Tensor) -> Any:
     return (x * weight).exp()
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("order", [1, 2])
 @pytest.mark.parametrize("function", [beside, two_results, kept_in_a_view])
 def test_a_state_that_the_loss_does_not_depend_on(function: Callable[..., Any], order: int) -> None:

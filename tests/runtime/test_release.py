@@ -507,7 +507,7 @@ def references(name: str) -> Iterator[tuple[str, weakref.ref[Any]]]:
 
 
 @pytest.mark.parametrize("name", PROGRAMS)
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(4)
 def test_everything_goes_with_the_compiled_function(name: str) -> None:
     found = list(references(name))
     for _ in range(2):
@@ -603,7 +603,7 @@ LOOPS: dict[str, Callable[[], Callable[[Tensor], Any]]] = {
 
 
 @pytest.mark.parametrize("kind", LOOPS)
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(4)
 def test_memory_stays_over_many_calls(kind: str) -> None:
     """2,000 calls over all kinds with inputs of 64 KiB: a call that kept one of them would leave about 20 MiB for its kind."""
     step = LOOPS[kind]()

@@ -101,6 +101,7 @@ def test_shards_take_less_memory() -> None:
     assert memory["sharded"] < memory["data parallel"]
 
 
+@pytest.mark.slow
 def test_tensor_parallel_divides_the_products() -> None:
     ways = {"0": ColwiseParallel(), "2": RowwiseParallel()}
     cluster = Cluster(**{**vars(BY_HAND), "ranks_per_node": 4, "bytes": 1e30})
@@ -123,6 +124,7 @@ def test_tensor_parallel_divides_the_products() -> None:
     assert counts == [2, 2, 4]
 
 
+@pytest.mark.slow
 def test_the_optimizer_steps_what_a_way_has_made_of_the_model() -> None:
     """Each way has other parameters than those that the optimizer was made for, and all of them are updated."""
     made = []
@@ -147,6 +149,7 @@ def test_a_mesh_has_the_groups_of_its_own_rank() -> None:
     assert ranks == {"copies": list(range(0, 16384, 8)), "tensor": list(range(8))}
 
 
+@pytest.mark.slow
 def test_the_best_is_the_fastest_that_fits() -> None:
     small = Cluster(**{**vars(CLUSTERS["h100"]), "memory": 1.0})
     assert "no way fits" in plan(build, 4, small).reason
@@ -222,6 +225,7 @@ def build():
 """
 
 
+@pytest.mark.slow
 def test_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     script, picture = tmp_path / "train.py", tmp_path / "plan.svg"
     script.write_text(SCRIPT)

@@ -146,6 +146,7 @@ class Box:
         self.values = values * 2
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("kind", ("an object", "a class", "a builtin", "a method", "a module", "by its class"))
 def test_whatever_is_allowed_in_graph_says_so(kind: str, caplog: pytest.LogCaptureFixture) -> None:
     class Own(Box):

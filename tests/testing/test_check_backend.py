@@ -133,6 +133,7 @@ def test_memory_that_is_used_again_is_seen():
     assert "results stay what they were" in wrong
 
 
+@pytest.mark.slow
 def test_sizes_that_are_baked_in_are_seen():
     def change(graph, run):
         baked: list[torch.Tensor] = []
@@ -163,6 +164,7 @@ def test_a_wrong_gradient_is_seen():
     assert not any("inference" in case for case in wrong)
 
 
+@pytest.mark.slow
 def test_random_numbers_of_its_own_are_seen():
     def change(graph, run):
         def call(inputs):
@@ -189,6 +191,7 @@ def test_refusing_is_no_failure_for_training_if_the_backend_says_so():
     assert not report.passed, "who refuses everything does not conform"
 
 
+@pytest.mark.slow
 def test_a_device_is_where_tensors_are():
     seen = set()
 

@@ -47,6 +47,7 @@ def test_failures_are_found():
     assert "output 0 differs by up to" in str(found[0])
 
 
+@pytest.mark.slow
 def test_missing_version_counters_are_found():
     def careless(graph, inputs, *, kind, options):
         def run(values):

@@ -65,6 +65,7 @@ def test_branches_end_with_the_process(worker: Worker, tmp_path: Path) -> None:
     wait_until_gone(hanging)
 
 
+@pytest.mark.slow
 @needs_forks
 def test_a_branch_that_hangs_is_stopped(worker: Worker, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(process, "SECONDS", 1.0)

@@ -72,6 +72,7 @@ PROGRAMS: list[tuple[Callable[..., Any], tuple[torch.Tensor, ...]]] = [
 ]
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("number", range(len(PROGRAMS)))
 def test_a_graph_read_again_is_the_same_graph(number: int) -> None:
     function, inputs = PROGRAMS[number]

@@ -106,6 +106,7 @@ def gradients(run: Callable[[torch.Tensor], Any], x: torch.Tensor, *, only: int 
     return [found, *grads]
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("number", range(len(PROGRAMS)))
 def test_what_comes_from_the_cache_runs_as_what_was_compiled(number: int) -> None:
     function, sizes = PROGRAMS[number]
@@ -290,6 +291,7 @@ def test_code_that_is_gone_is_compiled_again(runs: dict[str, Run]) -> None:
     assert once(program, leaf(3, 4)).lowering.complete is not None
 
 
+@pytest.mark.slow
 def test_entries_that_mean_nothing_are_misses() -> None:
     lowering = lowering_of(program, leaf(3, 4))
     key = kept_steps.key_of_steps(lowering)
@@ -341,6 +343,7 @@ def hits(compiled: Any) -> int:
     return sum("cache=hit" in str(event) for event in dovetail.events_of(compiled).events)
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("number", range(len(PROGRAMS)))
 def test_a_call_that_waits_starts_from_what_an_earlier_process_has_kept(number: int) -> None:
     function, sizes = PROGRAMS[number]

@@ -122,6 +122,7 @@ def test_a_killed_process_is_started_again_for_the_others(worker: Worker, tmp_pa
     wait_until_gone(child)
 
 
+@pytest.mark.slow
 def test_a_job_that_hangs_is_stopped(worker: Worker, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(process, "SECONDS", 1.0)
     item = worker.submit(job("hang", path=str(tmp_path / "child")))
@@ -130,6 +131,7 @@ def test_a_job_that_hangs_is_stopped(worker: Worker, tmp_path: Path, monkeypatch
     wait_until_gone(int(wait_for(tmp_path / "child")))
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("text", ["", "{", "[]", '{"status": 3, "seconds": "x"}', "\x00\xff"])
 def test_a_damaged_answer_is_a_failure(worker: Worker, text: str, tmp_path: Path) -> None:
     item = worker.submit(job("write", path=str(tmp_path / "one")))

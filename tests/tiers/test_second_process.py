@@ -67,6 +67,7 @@ def smooth() -> nn.Module:
 INPUTS: dict[Callable[[], nn.Module], tuple[int, ...]] = {attention: (2, 5, 8), images: (2, 3, 8, 8), smooth: (6, 8)}
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("make", INPUTS)
 def test_tier_0_leaves_no_mark_on_the_graphs_of_tier_1(make: Callable[[], nn.Module], monkeypatch: Any) -> None:
     """Or another process, which has no tier 0, would look for other code than this one has kept."""

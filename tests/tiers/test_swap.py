@@ -409,6 +409,7 @@ def test_a_whole_step_swaps(background: FakeWorker, slow: SlowBackend) -> None:
     assert slow.ran
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("optimizer", [torch.optim.AdamW, torch.optim.NAdam, torch.optim.SGD])
 def test_a_whole_step_whose_numbers_change_swaps(
     background: FakeWorker, slow: SlowBackend, optimizer: Callable[..., torch.optim.Optimizer]

@@ -147,6 +147,7 @@ def test_a_backward_of_another_size_is_outstanding(background: FakeWorker, slow:
     assert slow.ran == ["forward", "backward"]
 
 
+@pytest.mark.slow
 def test_second_derivatives_at_other_sizes(background: FakeWorker, slow: SlowBackend) -> None:
     slow.assume = lambda inputs: [bool(value.shape[0] <= 5) for value in inputs if value.dim() == 2]
     compiled = on_its_way(background)

@@ -129,6 +129,7 @@ def test_variants_that_cannot_be_compiled_are_left_out(tuned: Tuned) -> None:
     assert set(tuned.ran) == {""}
 
 
+@pytest.mark.slow
 def test_an_error_of_the_backend_in_this_process(tuned: Tuned) -> None:
     tuned.train(4, COMPILED)
     tuned.backend.error = ValueError("a fault of the backend")
@@ -153,6 +154,7 @@ def test_short_graphs_are_left_alone(tuned: Tuned, monkeypatch: pytest.MonkeyPat
     assert len(tuned.worker.jobs) == 1
 
 
+@pytest.mark.slow
 def test_nothing_changes_under_deterministic_algorithms(tuned: Tuned) -> None:
     tuned.train(60, COMPILED)
     assert "slower" in tuned.ran
@@ -165,6 +167,7 @@ def test_nothing_changes_under_deterministic_algorithms(tuned: Tuned) -> None:
     assert set(tuned.ran[before:]) == {""}
 
 
+@pytest.mark.slow
 def test_sizes_that_change_are_not_tuned(tuned: Tuned) -> None:
     tuned.restart(dynamic=True)
     for size in (4, 5, 6):

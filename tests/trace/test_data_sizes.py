@@ -110,7 +110,7 @@ def outcome(function: Callable[..., Any], seed: int) -> list[Any]:
 
 
 @pytest.mark.parametrize("function", ONE_GRAPH, ids=lambda function: function.__name__)
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(4)
 def test_one_graph(function: Callable[..., Any]) -> None:
     compiled: Any = dovetail.compile(function, backend="aten", fullgraph=True)
     for seed in range(5):

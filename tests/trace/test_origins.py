@@ -134,6 +134,7 @@ def test_inductor_assumption_is_a_guard() -> None:
     assert entries_of(compiled) > before
 
 
+@pytest.mark.slow
 def test_inductor_assumption_survives_inductors_cache(tmp_path: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """Code found in Inductor's cache brings its assumptions along: it was seen to be used for sizes it was not made for."""
     monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path))

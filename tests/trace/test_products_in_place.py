@@ -33,6 +33,7 @@ def _random(*shape: int) -> torch.Tensor:
     return torch.randn(shape, generator=torch.Generator().manual_seed(sum(shape)))
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("layout", [transposed, with_gaps])
 @pytest.mark.parametrize("batched", [False, True])
 def test_one_graph(layout: Layout, batched: bool) -> None:

@@ -89,7 +89,7 @@ CASES: dict[str, tuple[Callable[..., Any], list[tuple[Any, ...]], int]] = {
 
 
 @pytest.mark.parametrize("name", CASES)
-@pytest.mark.sampled(4)
+@pytest.mark.sampled(8)
 def test_sizes_that_change(name: str) -> None:
     function, calls, most = CASES[name]
     # A product of matrices in batches asks for plain sizes before torch 2.13: one graph for each size.

@@ -156,7 +156,7 @@ def test_inductor_takes_a_whole_call() -> None:
 @pytest.mark.parametrize("kind", [torch.nn.GRU, torch.nn.LSTM, torch.nn.RNN])
 @pytest.mark.parametrize("settings", [{}, {"num_layers": 2, "bidirectional": True, "dropout": 0.5}])
 @pytest.mark.filterwarnings("ignore")
-@pytest.mark.sampled(4)
+@pytest.mark.sampled(8)
 def test_a_packed_sequence(kind: Any, settings: dict[str, Any]) -> None:
     # Traced into operators it ended the process: the C++ reads memory that a traced tensor has not.
     torch.manual_seed(0)
@@ -190,6 +190,7 @@ def test_a_packed_sequence_under_autocast() -> None:
         same(program(x, lengths), compiled(x, lengths))
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("lengths", [[5, 3, 2], torch.tensor([5, 3, 2])])
 @pytest.mark.parametrize("batch_first", [True, False])
 def test_a_packed_sequence_outside_of_a_network(lengths: Any, batch_first: bool) -> None:

@@ -566,6 +566,7 @@ def test_released_recordings_are_made_again_and_results_stay() -> None:
     assert recorder.live > 0
 
 
+@pytest.mark.slow
 def test_conformance_over_aten(told: Told) -> None:
     told.asked = True  # a few of the suite's graphs cannot be recorded as a whole
     report = check_backend(recorded_backend(SimulatedRecorder()), groups=["operators"], isolate=False, show=False)

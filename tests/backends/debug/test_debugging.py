@@ -42,6 +42,7 @@ def run_script(path: Path) -> subprocess.CompletedProcess[str]:
     )
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("fault", ["wrong", "raise"])
 def test_the_first_wrong_operator_is_named_with_the_users_line(fault):
     with pytest.raises(BackendError) as caught:

@@ -68,7 +68,7 @@ def train(compile_):
 
 @pytest.mark.parametrize("only", ["forward", "backward"])
 @pytest.mark.parametrize("fault", [*FAULTS_WHILE_COMPILING, *FAULTS_IN_OUTPUTS])
-@pytest.mark.sampled(4)
+@pytest.mark.sampled(12)
 def test_training_goes_on_with_one_warning(fault, only):
     wanted = train(lambda model: model)
     with warnings.catch_warnings(record=True) as caught:
@@ -179,6 +179,7 @@ def test_the_program_tape_needs_no_net():
     assert guarded("eager") is lookup_backend("eager")
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("fault", [*FAULTS_IN_OUTPUTS, "raises"])
 def test_without_a_net_there_is_one_clear_exception(fault):
     f = dovetail.compile(Transformer(), backend=bad_backend(fault))

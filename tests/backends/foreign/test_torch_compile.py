@@ -71,6 +71,7 @@ def leaf(*shape: int) -> torch.Tensor:
     return torch.randn(*shape, generator=torch.Generator().manual_seed(sum(shape))).requires_grad_()
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize(("dynamic", "expected"), [(False, 4), (None, 2), (True, 1)])
 def test_training_with_changing_batches(dynamic: bool | None, expected: int) -> None:
     backend = compare(network(), *[(leaf(size, 4),) for size in (5, 6, 7, 9)], dynamic=dynamic)
@@ -425,6 +426,7 @@ def test_copies_and_pickles() -> None:
     assert backend.options.fullgraph and backend.inner.name == "aten"
 
 
+@pytest.mark.slow
 def test_threads() -> None:
     model = torch.compile(network().eval(), backend=dovetail.torch_backend("aten", fullgraph=True))
     plain = network().eval()

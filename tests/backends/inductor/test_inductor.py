@@ -26,6 +26,7 @@ def compiled(function, *inputs, kind="inference", options=None):
     return run
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("kind", ["forward", "backward", "inference"])
 def test_close_to_eager(kind):
     inputs = mlp_inputs()

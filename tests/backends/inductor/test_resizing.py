@@ -14,7 +14,7 @@ _MODES = {1: ("nearest", "linear"), 2: ("nearest", "bilinear", "nearest-exact"),
 
 @pytest.mark.parametrize(("dims", "mode"), [(dims, mode) for dims, modes in _MODES.items() for mode in modes])
 @pytest.mark.parametrize("channels_last", [False, True])
-@pytest.mark.sampled(3)
+@pytest.mark.sampled(15)
 def test_scales(dims: int, mode: str, channels_last: bool) -> None:
     layout = torch.channels_last if channels_last and dims == 2 else torch.contiguous_format
     cases = [(size, scale) for size in (3, 5) for scale in (0.75, 1.1, 1.7, 2.0, 2.3)]

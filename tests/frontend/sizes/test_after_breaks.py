@@ -66,6 +66,7 @@ def test_both_sides_of_a_branch_after_a_break(capsys: Any) -> None:
     check_parts(windowed, [(randn(3, length, grad=True),) for length in (5, 7, 9, 12, 4)], most=3, settled_after=3)
 
 
+@pytest.mark.slow
 def test_padding_up_to_a_window() -> None:
     def padded(x: Any) -> Any:
         x, padding = x * 2, -x.shape[1] % 4
@@ -79,6 +80,7 @@ def test_padding_up_to_a_window() -> None:
     )
 
 
+@pytest.mark.slow
 def test_a_size_that_is_the_same_in_the_first_two_calls(capsys: Any) -> None:
     def padded(x: Any) -> Any:
         x = torch.cat([x * 2, x.new_zeros(x.shape[0], 8 - x.shape[1] % 8)], 1)

@@ -170,6 +170,7 @@ def test_the_option_is_gone() -> None:
         dovetail.compile(torch.sin, other_sides=2)
 
 
+@pytest.mark.slow
 def test_the_rounds_of_a_loop_in_steps() -> None:
     def chunks(x: torch.Tensor) -> torch.Tensor:
         # With a list it would be one call for all lengths.

@@ -46,7 +46,7 @@ def _written(x: torch.Tensor) -> Tensors:
         (_written, 4),
     ],
 )
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(4)
 def test_no_length_makes_a_graph_of_its_own(program: object, entries: int) -> None:
     compiled = dovetail.compile(program, backend="aten", fullgraph=True)
     for length in (12, 9, 7, 6, 5, 8, 3, 4, 2):
@@ -61,6 +61,7 @@ def test_no_length_makes_a_graph_of_its_own(program: object, entries: int) -> No
     assert len(compiled.entries) == entries
 
 
+@pytest.mark.slow
 def test_bounds_of_both_kinds() -> None:
     def program(x: torch.Tensor) -> Tensors:
         return x[:, 3:8].clone(), x[:, -9:-2] + 1, x[:, 3:-2] * 2, x[:, -100:100], x[:, 5:3], x[:, -2:-4]

@@ -230,6 +230,7 @@ def test_numbers_are_compared_by_identity() -> None:
     check_calls(sizes, [(randn(*shape),) for shape in ((2, 3), (3, 4), (4, 4), (5, 5), (300, 300))])
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize(
     "split",
     [

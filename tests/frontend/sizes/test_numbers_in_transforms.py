@@ -41,6 +41,7 @@ def _on_another_device(x: torch.Tensor) -> torch.Tensor:
     return x * NUMBERS["factor"] + sizes.shape[0]
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("function", [_in_vmap, _in_both, _arithmetic, _second, _forward_mode, _on_another_device])
 def test_one_graph_for_all_numbers(function: Callable[[torch.Tensor], torch.Tensor]) -> None:
     compiled, x = dovetail.compile(function, backend="aten", fullgraph=True), torch.rand(2)

@@ -68,6 +68,7 @@ def examined(x: torch.Tensor) -> Any:
     return x * len(positions), kinds, positions[0], positions[3], positions is None
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("program", [of_positions, as_tensors, with_a_write, examined])
 def test_a_list_of_positions_has_a_graph_for_each_length(program: Callable[..., Any]) -> None:
     captures = compare(program, fullgraph=True)
@@ -140,6 +141,7 @@ def to_methods(x: torch.Tensor) -> Any:
     return x * 2, positions.index(4), positions.copy(), hasattr(positions, "extend"), positions.pop()
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize(
     "program",
     [

@@ -24,7 +24,7 @@ def test_batch_size(backend: str, exact: bool) -> None:
 
 
 @pytest.mark.parametrize(("backend", "exact"), BACKENDS)
-@pytest.mark.sampled(2)
+@pytest.mark.slow
 def test_two_dimensions_change_at_once(backend: str, exact: bool) -> None:
     def attention(q: Any, k: Any, v: Any) -> Any:
         batch, length, width = q.shape
@@ -150,6 +150,7 @@ def test_size_is_a_python_int() -> None:
     check_calls(types, [(randn(size),) for size in (8, 16, 5)])
 
 
+@pytest.mark.slow
 def test_views_with_computed_sizes() -> None:
     def views(x: Any) -> Any:
         n = x.shape[0]

@@ -328,6 +328,7 @@ def test_backward_behind_a_non_leaf_runs_in_eager() -> None:
         dovetail.compile(function, backend="aten", fullgraph=True)(leaf(3) * 2)
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("how", ["register_hook", "register_post_accumulate_grad_hook"])
 @pytest.mark.parametrize("late", [False, True])
 def test_hooks_on_parameters(how: str, late: bool) -> None:

@@ -129,7 +129,7 @@ def run(program: str, kind: str, compiled: bool) -> list[Any]:
 
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("program", PROGRAMS)
-@pytest.mark.sampled(6)
+@pytest.mark.sampled(12)
 def test_what_was_added_before_the_error_is_eagers(program: str, kind: str) -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", GraphBreakWarning)
@@ -137,6 +137,7 @@ def test_what_was_added_before_the_error_is_eagers(program: str, kind: str) -> N
         same(run(program, kind, False), run(program, kind, True), program)
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("kind", ["before the node", "behind the node"])
 @pytest.mark.parametrize("is_held", [False, True])
 def test_hooks_on_the_node_of_a_leaf_are_seen_from_the_next_call_on(kind: str, is_held: bool) -> None:

@@ -91,7 +91,7 @@ def compared(function: Callable[..., Any], requires_grad: bool, **options: Any) 
 
 @pytest.mark.parametrize("requires_grad", [False, True])
 @pytest.mark.parametrize("function", ONE_GRAPH)
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(4)
 def test_one_graph(function: Callable[..., Any], requires_grad: bool) -> None:
     compared(function, requires_grad, fullgraph=True)
 

@@ -97,6 +97,7 @@ OTHERS = {
 }
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("name", LINEAR)
 def test_what_is_linear_is_done_to_each_summand(name: str) -> None:
     for reads_values in (True, False):
@@ -104,6 +105,7 @@ def test_what_is_linear_is_done_to_each_summand(name: str) -> None:
         torch.testing.assert_close(_second(compiled, reads_values), _second(LINEAR[name], reads_values))
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("name", OTHERS)
 def test_what_is_not_linear_is_refused_where_the_gradient_arrives_in_two_parts(name: str) -> None:
     compiled = dovetail.compile(OTHERS[name], backend="aten")
@@ -176,6 +178,7 @@ def test_some_gradients_of_a_function_and_orders_after_the_second(function: Any,
         _derivative_of_slope(compiled, create_graph)
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("name", OTHERS)
 def test_a_third_order_is_refused_too(name: str) -> None:
     x = torch.linspace(0.2, 2, 4).requires_grad_()
@@ -192,6 +195,7 @@ class LinearInBoth(OfOneGradient):
         return gradient * slope + other * 3
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("function", [OfOneGradient, OfBothGradients, LinearInBoth])
 def test_compiled_autograd_refuses_the_same(function: Any) -> None:
     def program(x: torch.Tensor) -> Any:
@@ -209,6 +213,7 @@ def test_compiled_autograd_refuses_the_same(function: Any) -> None:
                 _derivative_of_slope(compiled, create_graph)
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.usefixtures("quiet")
 @pytest.mark.parametrize("name", ["function", "hook", "norm"])
 def test_one_captured_backward_is_not_for_parts_too(name: str) -> None:

@@ -62,7 +62,7 @@ SCALED: dict[str, tuple[Any, int]] = {
 
 @pytest.mark.parametrize("infinite", [(), (0,), (1, 6, 7)])
 @pytest.mark.parametrize("name", SCALED)
-@pytest.mark.sampled(6)
+@pytest.mark.sampled(18)
 def test_a_scaled_step_is_one_graph(name: str, infinite: tuple[int, ...]) -> None:
     make, most = SCALED[name]
     compiled = train(make, steps=12, inputs=infinite_at(*infinite))

@@ -21,7 +21,7 @@ mse_loss = torch.nn.functional.mse_loss
 @pytest.mark.parametrize(
     ("name", "most"), [("radam", 3), ("radam-foreach", 3), ("asgd", 4), ("asgd-foreach", 3), ("adafactor-tensor-lr", 3)]
 )
-@pytest.mark.sampled(3)
+@pytest.mark.sampled(6)
 def test_entries_are_as_many_as_ways(name: str, most: int) -> None:
     compiled = train(OPTIMIZERS[name], steps=12)
     assert len(compiled.entries) <= most
@@ -31,6 +31,7 @@ def test_entries_are_as_many_as_ways(name: str, most: int) -> None:
     assert captures(compiled) == reached
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("name", ["radam", "asgd-foreach"])
 def test_a_loaded_count_takes_the_other_way(name: str) -> None:
     saved: dict[int, Any] = {}
@@ -44,6 +45,7 @@ def test_a_loaded_count_takes_the_other_way(name: str) -> None:
     train(OPTIMIZERS[name], steps=12, between=reload)
 
 
+@pytest.mark.slow
 def test_parameters_may_differ_in_their_count() -> None:
     def freeze(index: int, model: torch.nn.Module, optimizer: torch.optim.Optimizer) -> None:
         next(model.parameters()).requires_grad_(index >= 4)
@@ -60,7 +62,7 @@ AVERAGES: dict[str, dict[str, Any]] = {
 
 
 @pytest.mark.parametrize("name", AVERAGES)
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(4)
 def test_averaged_models_take_two_entries(name: str) -> None:
     def make(model: torch.nn.Module) -> Parts:
         model.add_module("normed", torch.nn.BatchNorm1d(2))
@@ -114,6 +116,7 @@ def test_a_step_that_a_loss_decides_on_is_broken_off() -> None:
             same(list(eager_model.parameters()), list(model.parameters()))
 
 
+@pytest.mark.slow
 def test_where_the_state_is_of_another_kind_the_guard_does_not_hold() -> None:
     def change(index: int, model: torch.nn.Module, optimizer: torch.optim.Optimizer) -> None:
         if index == 3:
@@ -131,6 +134,7 @@ FUSED: dict[str, Any] = {
 }
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("name", FUSED)
 def test_fused_optimizers_take_rates_that_change(name: str) -> None:
     def change(index: int, model: torch.nn.Module, optimizer: torch.optim.Optimizer) -> None:

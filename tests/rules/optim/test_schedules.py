@@ -79,7 +79,7 @@ def step_with(
 
 
 @pytest.mark.parametrize("name", SCHEDULES)
-@pytest.mark.sampled(4)
+@pytest.mark.sampled(8)
 def test_twenty_steps_in_few_captures(name: str) -> None:
     schedule_of, most = SCHEDULES[name]
 
@@ -129,7 +129,7 @@ READS: dict[str, Callable[[Optimizer, Any], Any]] = {
 
 
 @pytest.mark.parametrize("name", READS)
-@pytest.mark.sampled(3)
+@pytest.mark.sampled(9)
 def test_what_a_schedule_has_written_is_read(name: str) -> None:
     def make(model: torch.nn.Module) -> Parts:
         optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
@@ -179,7 +179,7 @@ def test_two_schedules_and_one_twice() -> None:
 
 
 @pytest.mark.parametrize("name", ["step", "sequence", "cyclic", "plateau", "swa"])
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(6)
 def test_a_rate_in_a_tensor(name: str) -> None:
     """Schedules fill it; each phase of the schedule was an entry of its own."""
 
@@ -201,7 +201,7 @@ READS_OF_TENSORS: dict[str, Callable[[torch.Tensor, torch.Tensor], Any]] = {
 
 
 @pytest.mark.parametrize("name", READS_OF_TENSORS)
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(6)
 def test_a_rate_in_a_tensor_is_read_after_the_schedule(name: str) -> None:
     def make(model: torch.nn.Module) -> Parts:
         rate = torch.tensor(0.1)
@@ -286,7 +286,7 @@ def test_states_are_loaded_between_steps() -> None:
 
 @pytest.mark.parametrize("calls", [1, 2])
 @pytest.mark.parametrize("chained", [False, True])
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(4)
 def test_what_is_behind_an_error_of_a_schedule_is_not_done(chained: bool, calls: int) -> None:
     """The gradients stay, and so does all else that the program would have changed behind the call that raises."""
     outcomes = []

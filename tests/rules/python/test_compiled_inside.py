@@ -164,7 +164,7 @@ _PROGRAMS = (
 
 
 @pytest.mark.parametrize("make", _PROGRAMS, ids=lambda make: make.__name__)
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(4)
 def test_it_is_part_of_the_graph(make: Callable[[Compile], Program]) -> None:
     found = []
     for compiled in (_eager, _aten):

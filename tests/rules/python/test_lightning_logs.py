@@ -100,6 +100,7 @@ def fit(model: Any) -> dict[str, Tensor]:
     return dict(trainer.callback_metrics)
 
 
+@pytest.mark.sampled(5)
 @pytest.mark.parametrize(
     ("step", "captures"),
     [(plain, 1), (written_later, 1), (counted, None), (reduced_by_a_function, None), (by_a_method_of_its_own, 1)],

@@ -106,6 +106,7 @@ def _named_by_size(x: Any) -> Any:
     return x * table[f"{x.shape[0]}"]
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize(
     "function", [_used_result, _kept_text, _part_of_a_comparison, _own_logger, _named_by_size, _once_each]
 )

@@ -130,6 +130,7 @@ KINDS = {
 }
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("function", SAME_GRAPH)
 def test_dictionaries(function: Callable[..., Any], kind: str) -> None:
@@ -146,6 +147,7 @@ def test_copies(function: Callable[..., Any]) -> None:
     assert entries_of(compiled) <= 4
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("kind", ["dict", "ordered"])
 @pytest.mark.parametrize("function", [as_view, grows_inside, texts])
 def test_what_needs_the_numbers_stays_right(function: Callable[..., Any], kind: str) -> None:
@@ -217,6 +219,7 @@ def test_deques(function: Callable[..., Any]) -> None:
     assert function is not in_a_loop or entries_of(compiled) <= 4
 
 
+@pytest.mark.sampled(5)
 @pytest.mark.parametrize("change", [99999.0, -0.0, True, 7, "text"])
 def test_a_long_list_is_guarded_as_a_whole(change: Any) -> None:
     numbers: list[Any] = [float(place) for place in range(3000)]

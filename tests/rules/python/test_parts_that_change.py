@@ -57,6 +57,7 @@ def filled(buffer: Any, source: random.Random, count: int, state: Tensor) -> Ten
     return state
 
 
+@pytest.mark.slow
 @quiet
 def test_a_sample_of_a_replay_buffer() -> None:
     (eager, twin), (update, network) = agent(), agent()
@@ -188,6 +189,7 @@ def drawing(items: Any, x: Tensor) -> Any:
 PROGRAMS = [straight, raising, handling, in_a_with, in_a_loop, called, in_a_closure, over_several_lines]
 
 
+@pytest.mark.sampled(2)
 @quiet
 @pytest.mark.parametrize("program", PROGRAMS)
 def test_what_changes_is_eagers(program: Callable[..., Any]) -> None:
@@ -229,6 +231,7 @@ def test_an_error_where_that_is_asked_for() -> None:
             compiled(flags(number), torch.ones(2))
 
 
+@pytest.mark.slow
 @quiet
 def test_a_program_that_changes_everywhere_is_left_to_eager() -> None:
     lines = "\n".join(f"    names.append(items[0][:] + '{number}')\n    x = x * 2 - {number}" for number in range(30))
@@ -291,6 +294,7 @@ class Model(torch.nn.Module):
         return super().__repr__() == "Model()", y + len(self.seen)
 
 
+@pytest.mark.sampled(2)
 @quiet
 @pytest.mark.parametrize("program", [with_defaults, with_a_closure, with_an_error, with_locals])
 def test_a_function_from_its_start(program: Callable[..., Any]) -> None:

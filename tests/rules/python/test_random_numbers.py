@@ -107,6 +107,7 @@ def _state() -> Any:
     return random.getstate(), of_numpy[1].tolist(), of_numpy[2:]
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("program", PROGRAMS)
 def test_one_graph_draws_as_eager(program: Callable[..., Any]) -> None:
     compiled = dovetail.compile(program, backend="aten", fullgraph=True)
@@ -162,6 +163,7 @@ def seeded_inside(x: Tensor) -> Any:
     return y * random.random()
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("program", [in_a_key, as_an_index, six_branches, a_choice, across_a_break, seeded_inside])
 def test_where_the_graph_breaks_the_numbers_are_eagers(program: Callable[..., Any]) -> None:
     compiled: Any = dovetail.compile(program, backend="aten")
@@ -239,6 +241,7 @@ def chosen_by_the_library(x: Tensor) -> Any:
     )
 
 
+@pytest.mark.slow
 def test_a_choice_of_the_library_is_one_graph_break() -> None:
     compiled = dovetail.compile(chosen_by_the_library, backend="aten")
     same(_run(chosen_by_the_library), _run(compiled))

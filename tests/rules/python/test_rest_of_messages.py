@@ -83,7 +83,7 @@ def _compile(step: Step) -> Step:
 @pytest.mark.filterwarnings("ignore::dovetail.errors.GraphBreakWarning")
 @pytest.mark.parametrize("optimizer", [torch.optim.SGD, torch.optim.Adam])
 @pytest.mark.parametrize("step", [_printed, _printed_at_the_end, _logged, _text_returned, _only_a_number])
-@pytest.mark.sampled(4)
+@pytest.mark.sampled(12)
 def test_a_step_that_says_its_number_is_compiled_a_few_times(
     step: Step, optimizer: type, capsys: Any, caplog: Any
 ) -> None:

@@ -69,6 +69,7 @@ PROGRAMS: dict[str, Any] = {
 }
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("backend", ["aten", "eager"])
 @pytest.mark.parametrize("name", PROGRAMS)
 def test_items_come_backwards(name: str, backend: str) -> None:

@@ -39,6 +39,7 @@ PROGRAMS: dict[str, Callable[[Any], Any]] = {
 }
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("name", PROGRAMS)
 def test_it_is_made_of_what_is_inside_today(name: str) -> None:
     def program(x: torch.Tensor, items: Any) -> Any:

@@ -157,6 +157,7 @@ def results(function: Callable[..., Any]) -> list[Any]:
     return clone_inputs(found)
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("program", [*GOES_THROUGH, in_a_backward])
 def test_a_text_goes_through(program: Callable[..., Any]) -> None:
     compiled = dovetail.compile(program, backend="aten")
@@ -212,6 +213,7 @@ USES = (
 )
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("use", USES)
 def test_a_text_is_used(use: str, capsys: pytest.CaptureFixture[str]) -> None:
     names: dict[str, Any] = {
@@ -343,6 +345,7 @@ KEPT = (
 )
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("body", KEPT)
 def test_a_container_of_texts_is_the_same_object(body: str) -> None:
     names: dict[str, Any] = {

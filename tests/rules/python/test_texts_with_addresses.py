@@ -53,6 +53,7 @@ SHOWN_OTHERWISE: dict[str, Any] = {
 }
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("backend", ["aten", "eager"])
 @pytest.mark.parametrize("name", SHOWN_BY_ADDRESS)
 def test_an_address_is_that_of_the_object(name: str, backend: str) -> None:

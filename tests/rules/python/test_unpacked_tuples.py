@@ -91,6 +91,7 @@ def deleted(batch: Batch) -> Any:
     return x + 1, path
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize(
     ("function", "most"),
     [

@@ -55,6 +55,7 @@ def outcome(function: Callable[[Tensor], Tensor], seed: int, count: int) -> Any:
         return type(error), str(error)
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("name", OPERATORS)
 def test_one_graph_and_eager_for_what_it_does_not_fit(name: str) -> None:
     def function(x: Tensor) -> Tensor:

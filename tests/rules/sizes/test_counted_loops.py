@@ -50,6 +50,7 @@ def test_a_loop_whose_rounds_stay_the_same_is_one_graph() -> None:
     assert check_entries(program, [(leaf(size, 3),) for size in (5, 7, 11, 15, 3)], fullgraph=False) == 2
 
 
+@pytest.mark.slow
 def test_fullgraph_unrolls_a_loop_for_each_number_of_rounds() -> None:
     weight = leaf(4, 4)
     assert check_entries(recurrent, [(leaf(2, size, 4), weight) for size in (5, 7, 5, 9, 7)]) == 3
@@ -71,6 +72,7 @@ def test_a_loop_inside_of_an_operator_is_left_to_python() -> None:
     assert check_entries(program, [(leaf(size),) for size in (5, 7, 5, 9)], fullgraph=False) == 2
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("step", [3, -2, 1, -1])
 def test_rounds_and_items_of_a_stepped_range(step: int) -> None:
     def program(x: torch.Tensor) -> tuple[list[int], torch.Tensor]:
@@ -101,7 +103,7 @@ KEYS: dict[str, Any] = {
 
 
 @pytest.mark.parametrize("name", KEYS)
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(6)
 def test_a_number_that_changes_selects(name: str) -> None:
     key = KEYS[name]
 

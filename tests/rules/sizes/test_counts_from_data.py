@@ -29,6 +29,7 @@ def number_itself(x: torch.Tensor, index: torch.Tensor, goal: torch.Tensor) -> t
     return (x[:2, 0] * counts + goal[:2]).sum() * int(index[-1])
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("function", [last, beside_a_known_size, number_itself])
 @pytest.mark.parametrize("fullgraph", [False, True])
 def test_one_graph(function, fullgraph: bool) -> None:
@@ -53,6 +54,7 @@ def test_another_count_runs_eagerly() -> None:
         compiled(leaf(6, 2), torch.tensor([0, 0, 1, 1, 1, 1]), goal)
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("quiet")
 def test_a_whole_step_with_forces() -> None:
     """The step of a potential: energies by molecule, forces, an update."""

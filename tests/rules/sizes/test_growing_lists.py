@@ -71,6 +71,7 @@ def with_itself(items: Any, x: Tensor) -> Any:
     return x + len(items), items[0]
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("kind", [list, deque, lambda items: deque(items, maxlen=3)])
 @pytest.mark.parametrize(
     ("function", "most"),
@@ -189,6 +190,7 @@ def joined_texts(items: Any, x: Tensor) -> Any:
     return x + 1, ",".join([str(item) for item in items])
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("function", [mean, largest, as_tensor, joined_texts])
 @pytest.mark.parametrize("kind", [list, deque])
 def test_a_history_that_is_gone_through(function: Callable[..., Any], kind: Any) -> None:

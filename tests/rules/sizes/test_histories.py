@@ -54,7 +54,7 @@ KINDS: list[Callable[..., Any]] = [list, deque, lambda items: deque(items, maxle
     ("function", "most"),
     [(appended, 1), (length, 4), (last_ones, 3), (average, None), (written_and_read, None), (taken_out, None)],
 )
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(4)
 def test_a_history_is_eagers(function: Any, most: int | None, kind: Any) -> None:
     compiled = dovetail.compile(function, backend="aten")
     eager_history, history = kind([1.25, 0.5]), kind([1.25, 0.5])
@@ -135,6 +135,7 @@ def appended_and_taken_out(history: Any, x: Tensor) -> Any:
     return x * first, len(history)
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize(("function", "most"), [(bounded, 5), (appended_twice, 4), (appended_and_taken_out, None)])
 @pytest.mark.parametrize("kind", [list, deque, lambda items: deque(items, maxlen=4)])
 def test_the_length_behind_an_append(function: Any, most: int | None, kind: Any) -> None:

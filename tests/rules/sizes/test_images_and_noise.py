@@ -29,7 +29,7 @@ PROGRAMS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
 
 
 @pytest.mark.parametrize("name", PROGRAMS)
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(6)
 def test_two_graphs_for_all_sizes(name: str) -> None:
     program = PROGRAMS[name]
     compiled = dovetail.compile(program, backend="aten", fullgraph=True)

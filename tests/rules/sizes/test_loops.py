@@ -87,7 +87,7 @@ def a_state_without_gradient(x: torch.Tensor, weight: torch.Tensor) -> torch.Ten
     "program",
     [gated, from_the_second_on, through_views, state_is_changed_in_place, in_float64, a_state_without_gradient],
 )
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(6)
 def test_values_and_gradients_at_each_length(program: Callable[..., Any]) -> None:
     compiled = dovetail.compile(program, backend="aten", fullgraph=True)
     weight = leaf(4, 4)
@@ -95,6 +95,7 @@ def test_values_and_gradients_at_each_length(program: Callable[..., Any]) -> Non
         compare_call(program, compiled, (leaf(rows, length, 4), weight))
 
 
+@pytest.mark.slow
 def test_an_argument_that_the_loop_writes_to() -> None:
     compiled = dovetail.compile(argument_is_written, backend="aten", fullgraph=True)
     for rows, length in SIZES:
@@ -191,7 +192,7 @@ def a_state_that_is_a_view(x: torch.Tensor, weight: torch.Tensor) -> torch.Tenso
     ],
 )
 @pytest.mark.parametrize("fullgraph", [True, False])
-@pytest.mark.sampled(5)
+@pytest.mark.sampled(10)
 def test_other_loops_are_eagers_too(program: Callable[..., Any], fullgraph: bool) -> None:
     compiled = dovetail.compile(program, backend="aten", fullgraph=fullgraph)
     weight = leaf(4, 4)
@@ -209,6 +210,7 @@ def test_other_loops_are_eagers_too(program: Callable[..., Any], fullgraph: bool
             torch.testing.assert_close(left.grad, right.grad)
 
 
+@pytest.mark.slow
 def test_no_round_and_one_round() -> None:
     compiled = dovetail.compile(gated_or_nothing, backend="aten", dynamic=True)
     weight = leaf(4, 4)
@@ -223,6 +225,7 @@ def gated_or_nothing(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
     return state.sum()
 
 
+@pytest.mark.slow
 def test_in_autocast() -> None:
     def program(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
         state = torch.zeros(x.shape[0], 4)

@@ -50,6 +50,7 @@ def test_blocks_with_a_state() -> None:
     check_calls(Blockwise(), _calls())
 
 
+@pytest.mark.slow
 def test_an_attribute_that_the_loop_reads_is_guarded() -> None:
     module = Blockwise()
     compiled: Any = dovetail.compile(module, backend="aten", fullgraph=True)
@@ -123,6 +124,7 @@ def padded(x: torch.Tensor) -> torch.Tensor:
     return joined.flip(1)
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("program", [windows, stacked, pairs, counts_in_a_variable, padded])
 def test_a_list_that_is_joined(program: Callable[..., Any]) -> None:
     check_calls(program, _calls((9, 5)))
@@ -195,6 +197,7 @@ def last_part(x: torch.Tensor) -> torch.Tensor:
     return joined.sum() + part.sum()
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize(
     "program", [kept_in_two_places, counted_afterwards, held_to_a_bound, drops, writes_to_its_argument, last_part]
 )
@@ -440,6 +443,7 @@ def written_in_steps(x: torch.Tensor) -> tuple[torch.Tensor, int]:
     return result, start
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("program", [parts_of_a_split, rows, numbered_parts, pairs_of_parts, written_in_steps])
 def test_parts_of_a_tensor_are_gone_through(program: Callable[..., Any]) -> None:
     check_calls(program, _calls((6, 3)))

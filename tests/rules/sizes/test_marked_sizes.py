@@ -49,7 +49,7 @@ def made_at_the_break(x: torch.Tensor) -> torch.Tensor:
 @pytest.mark.parametrize(
     "program", [in_a_tensor, in_containers, over_two_breaks, held_after_the_break, made_at_the_break]
 )
-@pytest.mark.sampled(3)
+@pytest.mark.sampled(6)
 @pytest.mark.parametrize("mark", [torch._dynamo.mark_dynamic, dovetail.mark_dynamic, torch._dynamo.maybe_mark_dynamic])
 def test_values_of_a_marked_size_cross_a_break(program: Callable[..., Any], mark: Callable[..., Any]) -> None:
     compiled = dovetail.compile(program, backend="aten")

@@ -78,6 +78,7 @@ PROGRAMS = [
 ]
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("program", PROGRAMS, ids=lambda program: program.__name__)
 def test_one_graph_for_all_sizes(program: Callable[[torch.Tensor], Any]) -> None:
     compiled = dovetail.compile(program, backend="aten", fullgraph=True)

@@ -53,10 +53,12 @@ def test_two_graphs_for_all_sizes(function: Any) -> None:
     check_calls(function, CALLS, entries=2)
 
 
+@pytest.mark.slow
 def test_windows_of_the_first_dimension() -> None:
     check_calls(_windows_by_function, CALLS)
 
 
+@pytest.mark.slow
 def test_windows_that_are_written_to() -> None:
     def write(x: Any) -> Any:
         windows = _windows(x)

@@ -63,6 +63,7 @@ def written_before(items: Any, place: int, x: Tensor) -> Any:
 PLACES = [2, 3, 4, 5, 7, 3, 8, 2, 9, 5]
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("kind", [list, tuple, deque])
 @pytest.mark.parametrize(("function", "most"), [(item, 4), (two_items, 6), (item_and_first, 6), (written_in_place, 4)])
 def test_tensors_at_places_that_change(function: Any, most: int, kind: Any) -> None:
@@ -154,6 +155,7 @@ DRAWN = [
 ]
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize(
     ("function", "options"),
     [
@@ -193,6 +195,7 @@ class Never(list[Any]):
         return False
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize(
     ("container", "most"),
     [

@@ -63,7 +63,7 @@ CALLS: dict[str, tuple[Make, Callable[..., Any]]] = {
 
 
 @pytest.mark.parametrize("name", CALLS)
-@pytest.mark.sampled(3)
+@pytest.mark.sampled(6)
 def test_one_graph_for_all_sizes(name: str) -> None:
     make, function = CALLS[name]
     torch.manual_seed(0)
@@ -79,6 +79,7 @@ def test_plain_cells(nonlinearity: str) -> None:
     check_calls(torch.nn.RNNCell(21, 5, nonlinearity=nonlinearity), [(torch.randn(rows, 21),) for rows, _ in SIZES])
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("settings", [{"dim": -1}, {"spacing": 0.3}, {"spacing": 2.5, "edge_order": 2}])
 def test_finite_differences(settings: dict[str, Any]) -> None:
     check_calls(lambda x: torch.gradient(x, **settings), [table(*size) for size in SIZES])
@@ -109,7 +110,7 @@ class Steps(torch.nn.Module):
         lambda: torch.nn.LSTMCell(4, 5, bias=False),
     ],
 )
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(6)
 def test_a_recurrent_cell_has_one_graph_for_all_sizes(make: Callable[[], torch.nn.Module]) -> None:
     torch.manual_seed(0)
     module = Steps(make())
@@ -145,7 +146,7 @@ def test_a_recurrent_cell_has_one_graph_for_all_sizes(make: Callable[[], torch.n
         (table, lambda x: (x * 1).renorm_(2, 0, 0.5) + (x * 2).polygamma_(2)),
     ],
 )
-@pytest.mark.sampled(4)
+@pytest.mark.sampled(12)
 def test_functions_with_a_graph_for_each_size(make: Make, function: Callable[..., Any]) -> None:
     def program(*tensors: torch.Tensor) -> Any:
         return function(*tensors)

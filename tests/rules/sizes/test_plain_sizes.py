@@ -64,7 +64,7 @@ CALLS: dict[str, tuple[Callable[[int, int], torch.Tensor], Callable[[torch.Tenso
 
 
 @pytest.mark.parametrize("name", CALLS)
-@pytest.mark.sampled(5)
+@pytest.mark.sampled(15)
 def test_one_graph_for_all_sizes(name: str) -> None:
     make, function = CALLS[name]
     torch.manual_seed(0)

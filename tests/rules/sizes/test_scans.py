@@ -24,6 +24,7 @@ def compare(function: Any, lengths: tuple[int, ...] = LENGTHS, **options: Any) -
     check_calls(function, calls, **options)
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize(("reverse", "dim"), [(False, 1), (True, -2)])
 def test_a_scan_at_each_length(reverse: bool, dim: int) -> None:
     def program(a: torch.Tensor, b: torch.Tensor) -> Any:
@@ -92,6 +93,7 @@ def test_a_combining_function_that_counts_its_calls() -> None:
 COUNTED: list[int] = []
 
 
+@pytest.mark.slow
 def test_a_combining_function_that_writes_outside() -> None:
     def program(a: torch.Tensor, b: torch.Tensor) -> Any:
         def combine(left: torch.Tensor, right: torch.Tensor) -> torch.Tensor:

@@ -29,6 +29,7 @@ _PROGRAMS: dict[str, Callable[..., torch.Tensor]] = {
 }
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("name", _PROGRAMS)
 def test_one_graph(name: str) -> None:
     if name == "written" and parse(torch.__version__) < (2, 13):

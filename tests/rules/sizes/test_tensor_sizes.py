@@ -35,6 +35,7 @@ def _true_division(x: torch.Tensor) -> Any:
     )
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("program", [_chunks, _made, _strided, _true_division])
 def test_one_graph_for_all_sizes(program: Any) -> None:
     compiled = dovetail.compile(program, backend="aten", fullgraph=True)

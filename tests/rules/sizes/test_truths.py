@@ -67,6 +67,7 @@ PROGRAMS = [
 ]
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("program", PROGRAMS, ids=lambda program: program.__name__)
 def test_a_truth_value_is_a_flag(program: Callable[..., Any]) -> None:
     """One graph for each answer, and no more however often the number changes."""

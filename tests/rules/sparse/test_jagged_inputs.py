@@ -40,6 +40,7 @@ def numbers(value: Any) -> torch.Tensor:
     return found.detach()
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("requires_grad", [True, False])
 @pytest.mark.parametrize("pads", [True, False])
 def test_a_block_of_modules_is_one_graph(pads: bool, requires_grad: bool) -> None:
@@ -81,6 +82,7 @@ def rows(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
     return sum((row.sum() for row in x.unbind()), y.sum())
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("program", [with_size, its_values, again, rebuilt, rows])
 def test_as_eager_or_refused(program: Any) -> None:
     compiled = dovetail.compile(program, backend="aten")

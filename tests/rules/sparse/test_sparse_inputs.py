@@ -207,7 +207,7 @@ def transposed(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
         compared,
     ],
 )
-@pytest.mark.sampled(4)
+@pytest.mark.sampled(8)
 def test_as_eager_or_refused(program: Any, layout: torch.layout, requires_grad: bool) -> None:
     try:
         expected = seen(program, layout, requires_grad)

@@ -75,6 +75,7 @@ def shown(value: Any) -> str:
     return str(value.detach() if isinstance(value, torch.Tensor) else value)
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("name", PROGRAMS)
 @pytest.mark.filterwarnings("ignore")
 def test_the_gradient_of_a_wrapper_is_the_real_one(name: str) -> None:

@@ -191,6 +191,7 @@ PROGRAMS: dict[str, tuple[Callable[..., Any], Callable[[], Any]]] = {
 }
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("name", PROGRAMS)
 def test_calls_are_interpreted_in_one_graph(name: str) -> None:
     function, make = PROGRAMS[name]

@@ -28,7 +28,7 @@ def padding(rows: int) -> Tensor:
 
 @pytest.mark.parametrize("variant", VARIANTS)
 @pytest.mark.parametrize(("pads", "backend"), ((False, "aten"), (True, "aten"), (False, "eager")))
-@pytest.mark.sampled(3)
+@pytest.mark.sampled(9)
 def test_attention(variant: str, pads: bool, backend: str) -> None:
     torch.manual_seed(0)
     module = nn.MultiheadAttention(8, 4, batch_first=True).eval()

@@ -68,6 +68,7 @@ def _refused(x: torch.Tensor) -> torch.Tensor:
         return x * len(str(error))
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("program", [_batched, _along_the_last, _twice, _gradients, _refused])
 def test_the_batched_form_reads_and_writes(program: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     def outcomes(function: Any) -> list[Any]:

@@ -81,6 +81,7 @@ def run(function: Callable[[torch.Tensor], torch.Tensor], x: torch.Tensor) -> li
     return [loss.detach(), x.grad, WEIGHT.grad, torch.rand(2)]
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("budget", [None, 0.0, 0.5])
 @pytest.mark.parametrize("function", [one_region, twice_the_same, nested, new_numbers, attention, two_results])
 def test_same_numbers_as_eager(function: Callable[[torch.Tensor], torch.Tensor], budget: float | None) -> None:
@@ -176,6 +177,7 @@ def test_regions_that_dynamo_has_captured(function: Callable[[torch.Tensor], tor
         assert all(torch.equal(left, right) for left, right in zip(expected, run(compiled, x), strict=True))
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("reentrant", [False, True])
 @pytest.mark.parametrize("needs_gradient", [False, True])
 def test_a_sequence_in_segments(reentrant: bool, needs_gradient: bool) -> None:

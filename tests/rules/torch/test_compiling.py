@@ -30,6 +30,7 @@ class KeepsSize(torch.nn.Module):
         return torch.zeros(self.size).index_add(0, batch, values)
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("breaks", (False, True))
 @pytest.mark.parametrize("warm", (0, 5))
 def test_a_size_that_is_kept_by_the_answer(breaks: bool, warm: int) -> None:

@@ -104,6 +104,7 @@ def _seen(function: Any, make: Callable[[], Tensor]) -> Any:
     return [result.detach() for result in results], x.detach().clone(), w.grad, flags
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("program", PROGRAMS)
 @pytest.mark.filterwarnings("ignore")
 def test_views(program: str) -> None:

@@ -220,6 +220,7 @@ def test_one_graph(program: Callable[..., Any]) -> None:
         same(_outcome(program), _outcome(compiled))
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("program", [*ONE_GRAPH[:8], *WITH_BREAKS], ids=lambda item: item.__name__)
 @pytest.mark.parametrize("mode", [torch.no_grad, torch.inference_mode], ids=["no_grad", "inference_mode"])
 @pytest.mark.filterwarnings("ignore")

@@ -64,7 +64,7 @@ CASES: dict[str, Make] = {
 
 
 @pytest.mark.parametrize("name", CASES)
-@pytest.mark.sampled(5)
+@pytest.mark.sampled(20)
 def test_one_graph(name: str) -> None:
     make = CASES[name]
 

@@ -105,6 +105,7 @@ DIFFERENT: dict[str, Callable[[int, Any], object]] = {
 }
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("name", DIFFERENT)
 def test_blocks_that_differ_are_captured_anew(name: str) -> None:
     compiled = compare([Block(), Block()], DIFFERENT[name])
@@ -134,6 +135,7 @@ class ByIdentity(nn.Module):
         return x * self.weight + FIRST[0].weight  # type: ignore[operator]
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.usefixtures("quiet")
 @pytest.mark.parametrize("how", ["table", "id", "is", "in", "hash", "weak reference", "another's weight"])
 def test_modules_that_ask_for_their_identity(how: str) -> None:

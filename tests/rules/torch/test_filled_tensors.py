@@ -46,6 +46,7 @@ def loss(classes: torch.Tensor, number: int) -> torch.Tensor:
     return weight.grad
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.filterwarnings("ignore::dovetail.errors.GraphBreakWarning")
 @pytest.mark.parametrize("fullgraph", [False, True])
 @pytest.mark.parametrize("program", [count, by_keyword, guessed, batched, loss], ids=lambda item: item.__name__)
@@ -63,6 +64,7 @@ def test_one_hot_refuses_classes_that_there_are_not(program: Any, fullgraph: boo
             assert found == expected
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("backend", ["eager", "inductor"])
 def test_one_hot_is_one_graph_on_other_backends(backend: str) -> None:
     compiled = dovetail.compile(count, backend=backend, fullgraph=True, tiers="never")

@@ -148,7 +148,7 @@ def _trained(program: Callable[..., Any], compiler: Callable[..., Any], is_leaf:
     return seen, step
 
 
-@pytest.mark.sampled(4)
+@pytest.mark.sampled(8)
 @pytest.mark.parametrize("is_leaf", [True, False])
 @pytest.mark.parametrize("program", PROGRAMS)
 def test_one_graph_with_the_gradients_of_eager(program: Callable[..., Any], is_leaf: bool) -> None:

@@ -27,6 +27,7 @@ for _name in NAMES:
     LIBRARY.impl(_name, lambda x, y: x * y, "CompositeImplicitAutograd")
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("name", NAMES)
 def test_an_operator_with_the_name_of_a_method_stays_in_the_graph(name: str) -> None:
     packet = getattr(torch.ops.dovetail_names, name)

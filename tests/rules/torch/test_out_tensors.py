@@ -66,6 +66,7 @@ def drawn(x: torch.Tensor) -> Any:
     return out + x
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize(
     "function",
     [

@@ -36,6 +36,7 @@ class RoundedWeight(torch.nn.Linear):
         return torch.nn.functional.linear(x, self.rounding(self.weight), self.bias)
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize("make", [prepared, by_tensor, RoundedWeight])
 def test_observers_and_rounded_layers(make: Any) -> None:

@@ -243,6 +243,7 @@ def test_methods_of_scripted_modules_are_captured() -> None:
         compare_modules(model, twin, f"{count} rows")
 
 
+@pytest.mark.slow
 def test_a_scripted_module_trains_as_a_whole_step_of_all_sizes() -> None:
     def losses(compiled: bool) -> list[torch.Tensor]:
         model = Around()

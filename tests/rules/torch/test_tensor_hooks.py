@@ -100,6 +100,7 @@ def derivatives(run: Callable[[Tensor], Tensor], x: Tensor) -> list[Tensor]:
     return [value.detach() for value in found]
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("name", PROGRAMS)
 def test_two_orders_are_eagers(name: str) -> None:
     compiled = dovetail.compile(PROGRAMS[name], backend="aten", fullgraph=True)

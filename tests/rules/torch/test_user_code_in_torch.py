@@ -31,6 +31,7 @@ def inputs() -> list[torch.Tensor]:
     return [torch.randn(4, 3, generator=generator, dtype=torch.float64, requires_grad=True) for _ in range(3)]
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize(
     "function", [distance, functools.partial(distance), Distance(), torch.nn.functional.pairwise_distance, None]
 )

@@ -27,6 +27,7 @@ def _wrapped(name: str, layer: torch.nn.Linear) -> Any:
         return choices[name]()
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("name", ["weight_norm", "spectral_norm", "pruned", "pruned twice"])
 def test_a_step_trains_in_one_graph(name: str) -> None:
     """The hooks are objects of torch's, whose code was run on a stand-in for the module."""

@@ -53,7 +53,7 @@ def _of_a_view(x: Tensor, *window: int) -> Any:
 @pytest.mark.parametrize("program", [_read, _written, _written_argument, _of_a_view])
 @pytest.mark.parametrize("window", WINDOWS)
 @pytest.mark.filterwarnings("ignore")
-@pytest.mark.sampled(4)
+@pytest.mark.sampled(8)
 def test_windows(window: tuple[int, int, int], program: Callable[..., Any], grad: bool) -> None:
     def run(call: Callable[..., Any]) -> Any:
         x = torch.arange(56.0).reshape(7, 8).requires_grad_(grad)
