@@ -18,7 +18,7 @@ from dovetail.torch_private import libraries as private_libraries
 from dovetail.torch_private import state as private_state
 from dovetail.torch_private import tracing as private_tracing
 from dovetail.trace import Trace
-from dovetail.whole_calls import examples
+from dovetail.whole_calls import examples, tapes
 from dovetail.whole_calls.facts import Facts, SizesRule
 from dovetail.whole_calls.handles import SPARSE_LAYOUTS, carried_by, is_handle, make_handle
 from dovetail.whole_calls.operator import FlatFunction, WholeFunction, record
@@ -39,14 +39,20 @@ def whole_call(
 
     The function must be pure, and every result a new tensor. The sizes of the results follow from ``sizes``, or are those of an
     example call; a later call with others raises :class:`OutgrownError`. With ``draws`` and ``sizes`` it may draw random numbers
-    of the CPU, and its derivative draws the same. Raises :class:`CaptureError` where an example call shows that it is not pure.
+    of the CPU, and its derivative draws the same. With ``sizes``, on the CPU, the derivative goes through the autograd graph of the
+    call, and does not run the function again. Raises :class:`CaptureError` where an example call shows that it is not pure.
     """
-    if draws and sizes is not None:
-        function, sizes = _with_state(function, sizes)
     flags = tuple(tensor.requires_grad for tensor in tensors)
-    called = WholeFunction(name, function, Facts(), flags, torch.is_grad_enabled(), draws=draws)
+    is_differentiable = torch.is_grad_enabled() and any(flags)
+    keeps = sizes is not None and is_differentiable and all(tensor.device.type == "cpu" for tensor in tensors)
+    called = WholeFunction(name, function, Facts(), flags, torch.is_grad_enabled(), draws=draws, keeps_graph=keeps)
+    if keeps and sizes is not None:
+        called, sizes = replace(called, function=_with_token(function)), tapes.with_token(sizes)
+    if draws and sizes is not None:
+        function, sizes = _with_state(called.function, sizes)
+        called = replace(called, function=function)
     found = _call(trace, called, tensors, sizes)
-    return found[:-1] if draws else found
+    return found[: len(found) - draws - keeps]
 
 
 def _call(
@@ -74,6 +80,16 @@ def _call(
         if example is not None:
             trace.node_of(value).meta[examples.CARRIED_EXAMPLE] = example
     return tuple(found)
+
+
+def _with_token(function: FlatFunction) -> FlatFunction:
+    """A function with the owner of its autograd graph as one more result."""
+
+    def run(*tensors: torch.Tensor) -> list[torch.Tensor]:
+        results = function(*tensors)
+        return [*results, tapes.token(tensors, results)]
+
+    return run
 
 
 _STATE = torch.get_rng_state()
@@ -110,7 +126,9 @@ class _WholeCall(torch.autograd.Function):
     ) -> tuple[torch.Tensor, ...]:
         ctx.set_materialize_grads(False)
         found = record(trace, function, tensors)
-        ctx.save_for_backward(*tensors, *(found[-1:] if function.draws else ()))
+        # In a graph that a backend has compiled, only the memory of what the backward is given is left alone.
+        kept, state = found[: len(found) - function.draws], found[len(found) - function.draws :]
+        ctx.save_for_backward(*tensors, *state, *(kept if function.keeps_graph else ()))
         ctx.rest = trace, function, carried
         depends = function.facts.depends(found)
         ctx.mark_non_differentiable(*[item for item, flag in zip(found, depends, strict=True) if not flag])
@@ -126,14 +144,16 @@ class _WholeCall(torch.autograd.Function):
         wanted = [flag and ctx.needs_input_grad[3 + at] for at, flag in enumerate(function.needs_gradient)]
         run = _drawing_again(function.function) if function.draws else function.function
         by_rule = None if function.facts.flags is not None else False
-        found = whole_gradients(trace, function.name, run, ctx.saved_tensors, tangents, wanted, keeps_strides=by_rule)
+        count = len(function.needs_gradient) + function.draws
+        saved, kept = ctx.saved_tensors[:count], [item.detach() for item in ctx.saved_tensors[count:]]
+        found = whole_gradients(trace, function.name, run, saved, tangents, wanted, keeps_strides=by_rule, kept=kept)
         return (None, None, None, *found[: len(wanted)])
 
 
 @dataclass(frozen=True)
 class _GradientFunction:
-    """The gradients of a function for the ``wanted`` ones of its ``count`` arguments, as a function of its arguments and of the
-    tangents of its ``defined`` results.
+    """The gradients of a function for the ``wanted`` ones of its ``count`` arguments, as a function of its arguments, of the
+    tangents of its ``defined`` results and, where its graph was kept (:mod:`dovetail.whole_calls.tapes`), of all its results.
     """
 
     function: FlatFunction
@@ -145,6 +165,12 @@ class _GradientFunction:
         """The gradients; None where no result depends on the argument."""
         # The arguments are leaves of the graph around this, if a gradient of the gradient is asked for.
         deeper = any(value.requires_grad for value in values)
+        tangents = values[self.count : self.count + len(self.defined)]
+        kept = values[self.count + len(self.defined) :]
+        if kept and not deeper:
+            found = tapes.gradients(values[: self.count], self.defined, tangents, self.wanted, kept)
+            if found is not None:
+                return found
         with torch.enable_grad():
             arguments = [
                 value if value.requires_grad or at not in self.wanted else value.detach().requires_grad_()
@@ -152,7 +178,7 @@ class _GradientFunction:
             ]
             results = self.function(*arguments)
             roots = [results[at] for at in self.defined]
-            pairs = [pair for pair in zip(roots, values[self.count :], strict=True) if pair[0].requires_grad]
+            pairs = [pair for pair in zip(roots, tangents, strict=True) if pair[0].requires_grad]
             if not pairs:
                 return [None] * len(self.wanted)
             return list(
@@ -186,11 +212,13 @@ def whole_gradients(
     wanted: Sequence[bool],
     *,
     keeps_strides: bool | None = None,
+    kept: Sequence[torch.Tensor] = (),
 ) -> Gradients:
     """Record the gradients of a function of ``tensors`` as one whole call; None for those that are not wanted.
 
     ``keeps_strides`` says that each has the strides of its argument (True) or is contiguous (False). Without it an example call
-    shows that, and which gradients are None because nothing depends on the argument.
+    shows that, and which gradients are None because nothing depends on the argument. ``kept`` are the results with their token,
+    where the function returns one.
     """
     defined = tuple(at for at, tangent in enumerate(tangents) if tangent is not None)
     asked = tuple(at for at, flag in enumerate(wanted) if flag)
@@ -198,7 +226,7 @@ def whole_gradients(
     if not defined or not asked:
         return none
     gradients = _GradientFunction(function, len(tensors), defined, asked)
-    given = [*tensors, *[tangent for tangent in tangents if tangent is not None]]
+    given = [*tensors, *[tangent for tangent in tangents if tangent is not None], *kept]
     if keeps_strides is None:
         gradients = _present_gradients(trace, gradients, given)
         if not gradients.wanted:

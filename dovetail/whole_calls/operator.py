@@ -32,7 +32,8 @@ class WholeFunction:
     ``needs_gradient`` says which arguments require a gradient when it runs, ``grad_enabled`` whether autograd is on: torch has
     kernels of its own for inference. ``handles`` are the arguments that are sparse handles: a backend may put something else
     into the memory of one that is used up. ``draws``: it draws random numbers of the CPU, and its last result is the state of
-    the generator before that. ``is_gradient``: it computes the gradients of another whole function.
+    the generator before that. ``is_gradient``: it computes the gradients of another whole function. ``keeps_graph``: the result
+    before that state owns its autograd graph (:mod:`dovetail.whole_calls.tapes`).
     """
 
     name: str
@@ -43,6 +44,7 @@ class WholeFunction:
     handles: tuple[bool, ...] = ()
     draws: bool = False
     is_gradient: bool = False
+    keeps_graph: bool = False
 
     def run(self, tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
         """Its results with their autograd graph, sparse ones as handles."""
