@@ -53,7 +53,10 @@ class CompiledFunction(Dispatcher):
         self._continuations = Continuations(self.options, self._part.shared)
 
     def _go_on(self, point: ResumePoint, results: list[Any]) -> Any:
-        return self._continuations.run(point, results)
+        result = self._continuations.run(point, results)
+        if self._continuations.are_outdated:
+            self.entries, self._continuations = [], Continuations(self.options, self._part.shared)
+        return result
 
     def __get__(self, instance: Any, owner: type | None = None) -> Any:
         return self if instance is None else types.MethodType(self, instance)

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import gc
-from collections.abc import Iterator, Sequence
+import itertools
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -17,6 +18,10 @@ from dovetail.frontend.interpreter.generator import cleans_up
 from dovetail.frontend.interpreter.machine import Machine
 from dovetail.options import Options
 from dovetail.runtime.entry import Completed
+
+#: Asked with the continuations and the point when a call has come to so many parts: whether something was learned to begin anew by.
+LONG_CALLS: list[Callable[[Continuations, ResumePoint], bool]] = []
+MANY_PARTS = 16
 
 
 @dataclass(frozen=True)
@@ -40,11 +45,15 @@ class Continuation(Dispatcher):
 
 
 class Continuations:
-    """The continuations of one compiled function, by resume point. They are made when they are first reached."""
+    """The continuations of one compiled function, by resume point. They are made when they are first reached.
+
+    ``are_outdated``: later calls had better begin anew, by what was learned in a call.
+    """
 
     def __init__(self, options: Options, shared: SharedState) -> None:
         self._options = options
-        self._shared = shared
+        self.shared = shared
+        self.are_outdated = False
         self._by_point: dict[ResumePoint, Continuation] = {}
 
     def __iter__(self) -> Iterator[Continuation]:
@@ -58,13 +67,14 @@ class Continuations:
         values = results.pop()
         if isinstance(values, Completed):
             return values.result
-        while True:
+        for count_of_parts in itertools.count():
             frames = unflatten(point, values)
+            if count_of_parts == MANY_PARTS and any(ask(self, point) for ask in LONG_CALLS):
+                self.are_outdated, values = True, ()
+                return Machine().run(frames)
             if any(map(cleans_up, values)):
                 # Its ``finally`` runs as soon as nobody refers to it; a graph would hold all of its arguments to its end.
-                self._shared.events.note(
-                    "graph break", reason="a suspended generator has cleaning up to do", where=None
-                )
+                self.shared.events.note("graph break", reason="a suspended generator has cleaning up to do", where=None)
                 values = None
                 gc.collect()
                 return Machine().run(frames)
@@ -93,9 +103,9 @@ class Continuations:
         named = zip(resumption.names, values, strict=True)
         changing = frozenset(name for name, value in named if name in made and type(value) in kinds)
         # Code that is first reached after sizes have changed will see them change too.
-        learned = self._shared.learned
+        learned = self.shared.learned
         for_all_sizes = learned.sizes_vary or any(part.changes.sizes for part in learned.parts.values())
-        part = Part(resumption, self._options, self._shared, resumption.point, for_all_sizes, made, changing)
+        part = Part(resumption, self._options, self.shared, resumption.point, for_all_sizes, made, changing)
         # Another thread may have come here at the same time.
         return self._by_point.setdefault(resumption.point, Continuation(part))
 

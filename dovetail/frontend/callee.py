@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import functools
-import inspect
 import types
 from typing import Any
 
 import torch
 
 from dovetail.errors import UserLocation
-from dovetail.frontend.code.frame import Break
 from dovetail.frontend.interpreter.lookup import class_attribute
 from dovetail.frontend.interpreter.user_code import is_user_function
 
@@ -54,13 +52,3 @@ def definition_of(function: Any) -> UserLocation | None:
     """The line at which a function, or a module's forward, is defined."""
     code = code_of(function)
     return None if code is None else UserLocation.of(code, code.co_firstlineno)
-
-
-def refuse_generator_functions(function: Any) -> None:
-    """Raise :class:`Break` for a generator function or coroutine, whose body does not run when it is called."""
-    code = code_of(function)
-    if code is not None and code.co_flags & (inspect.CO_GENERATOR | inspect.CO_ASYNC_GENERATOR):
-        raise Break(
-            f"{code.co_qualname} is a generator function: its body runs later, a piece at each next()",
-            "compile what it calls, or return a list",
-        )

@@ -9,7 +9,7 @@ import torch
 
 from dovetail.aot.capture_result import CaptureResult
 from dovetail.aot.descriptors import BufferInput, Descriptor, ParamInput, UserInput
-from dovetail.frontend.callee import argument_names, definition_of, read_when_used, refuse_generator_functions
+from dovetail.frontend.callee import argument_names, definition_of, read_when_used
 from dovetail.frontend.code.frame import Break, Stop, Unread, is_marked_native
 from dovetail.frontend.code.points import ResumePoint, flatten
 from dovetail.frontend.code.resumption import Resumption
@@ -52,7 +52,6 @@ def capture(
     """
     if trace.ambient.refuses_capture:
         raise Break(trace.ambient.refuses_capture, "call the function outside of that mode")
-    refuse_generator_functions(function)
     return _Capture(trace, guards, function).run(args, kwargs)
 
 

@@ -3,17 +3,32 @@
 from __future__ import annotations
 
 import functools
+import inspect
 import itertools
 import operator
 from collections.abc import Iterator
 from typing import Any
 
+from dovetail.frontend.callee import code_of
+from dovetail.frontend.code.frame import Break
 from dovetail.frontend.interpreter.builtin_rules import WrappingIterator
 from dovetail.frontend.interpreter.call_tables import NATIVE_CALLABLES
 from dovetail.frontend.interpreter.callbacks import callback_codes
 from dovetail.frontend.interpreter.lookup import python_method
 from dovetail.frontend.protocol import TracingInterpreter
-from dovetail.frontend.rules import Arguments, Keywords, callable_rule, rule
+from dovetail.frontend.rules import Arguments, Keywords, callable_rule, first_rule, rule
+
+
+@first_rule
+def _generator_function(interpreter: TracingInterpreter, function: Any, args: Arguments, kwargs: Keywords) -> Any:
+    """A generator function or coroutine that is compiled itself: its body does not run when it is called."""
+    code = None if interpreter.frames else code_of(function)
+    if code is not None and code.co_flags & (inspect.CO_GENERATOR | inspect.CO_ASYNC_GENERATOR):
+        raise Break(
+            f"{code.co_qualname} is a generator function: its body runs later, a piece at each next()",
+            "compile what it calls, or return a list",
+        )
+    return NotImplemented
 
 
 @rule(iter)

@@ -9,9 +9,10 @@ from typing import Any
 
 import torch
 
-from dovetail.frontend.code.frame import Break, Frame
+from dovetail.frontend.code.frame import Break
 from dovetail.frontend.protocol import TracingInterpreter
 from dovetail.frontend.rules import Arguments, Keywords, method_rule, setter_rule
+from dovetail.rules.python.loops_with_breaks import is_in_loop
 from dovetail.torch_private import calls as private_calls
 
 
@@ -24,7 +25,7 @@ def _set_data(interpreter: TracingInterpreter, target: torch.Tensor, value: Any)
     if len(interpreter.frames) > 1 and all(frame.direct for frame in interpreter.frames):
         frame = interpreter.frames[-1]
         # One break around an update of many weights, not one for each: the function is called for real.
-        if _is_in_loop(frame) and "backward" not in frame.code.co_names:
+        if is_in_loop(frame.code, frame.position) and "backward" not in frame.code.co_names:
             stop.steps = tuple(outer.step for outer in interpreter.frames[:-1])
     raise stop
 
@@ -45,8 +46,3 @@ def _place(tensor: torch.Tensor) -> tuple[Any, ...]:
         return (id(tensor),)
     shape = tuple(tensor.shape), tensor.stride(), tensor.storage_offset()
     return tensor.untyped_storage()._cdata, *shape, tensor.dtype, tensor.is_conj(), tensor.is_neg()
-
-
-def _is_in_loop(frame: Frame) -> bool:
-    jumps = (item for item in frame.decoded.instructions[frame.position :] if item.opname.startswith("JUMP_BACKWARD"))
-    return any(frame.decoded.index_of[item.argval] <= frame.position for item in jumps)
