@@ -27,7 +27,11 @@ _BINARY: dict[Any, Any] = {
         getattr(_aten, name).Scalar: getattr(_aten, name).Tensor
         for name in (*_ARITHMETIC, "eq", "ne", "lt", "le", "gt", "ge")
     },
+    **{getattr(_aten, name).Scalar: getattr(_aten, name).Tensor for name in ("remainder", "fmod")},
+    **{overload: _aten.div.Tensor_mode for overload in (_aten.div.Tensor_mode, _aten.div.Scalar_mode)},
+    **{getattr(_aten, name).default: getattr(_aten, name).Tensor for name in ("clamp_min", "clamp_max")},
     _aten.pow.Tensor_Scalar: _aten.pow.Tensor_Tensor,
+    _aten.pow.Scalar: _aten.pow.Tensor_Tensor,
 }
 #: Operators on two tensors and a factor, with the operator that combines the two.
 _SCALED: dict[Any, Any] = {_aten.addcdiv.default: _aten.div.Tensor, _aten.addcmul.default: _aten.mul.Tensor}
@@ -130,6 +134,8 @@ def _rewrite(graph: torch.fx.Graph, user: torch.fx.Node, number: torch.fx.Node, 
         dtype = user.kwargs.get("dtype") or torch.get_default_dtype()
         user.target, user.args, user.kwargs = _CONVERT, (tensor, dtype), {}
         return tensor
+    if user.target is _aten.full.default and user.args[1:] == (number,):
+        return _filled(graph, user, number, tensor)
     is_alpha = user.target is _aten.add.Tensor and user.kwargs == {"alpha": number}
     is_value = user.target in _SCALED and user.kwargs == {"value": number}
     if number not in user.args and (is_alpha or is_value):
@@ -145,7 +151,7 @@ def _rewrite(graph: torch.fx.Graph, user: torch.fx.Node, number: torch.fx.Node, 
         user.target, user.args, user.kwargs = _aten.add.Tensor, (user.args[0], product), {}
         return tensor
     others = [item for item in user.args if item is not number]
-    if user.target not in _BINARY or user.kwargs or len(others) != 1:
+    if user.target not in _BINARY or user.kwargs.keys() - {"rounding_mode"} or len(others) != 1:
         raise _refusal(user, number)
     value = _checked(user, number, others[0])
     user.target = _BINARY[user.target]
@@ -155,6 +161,20 @@ def _rewrite(graph: torch.fx.Graph, user: torch.fx.Node, number: torch.fx.Node, 
     with graph.inserting_before(user):
         converted = graph.call_function(_CONVERT, (tensor, value.dtype))
     converted.meta = {**user.meta, "val": value}
+    return converted
+
+
+def _filled(graph: torch.fx.Graph, user: torch.fx.Node, number: torch.fx.Node, tensor: torch.fx.Node) -> torch.fx.Node:
+    """Change ``user``, a tensor full of ``number``, to ones times the number: memory of its own, and the number's sign of zero."""
+    value: Any = user.meta["val"]
+    if value.dtype is torch.bool:
+        raise _refusal(user, number)
+    with graph.inserting_before(user):
+        ones = graph.call_function(_aten.full.default, (user.args[0], 1), user.kwargs | {"dtype": value.dtype})
+        converted = graph.call_function(_CONVERT, (tensor, value.dtype))
+    ones.meta = dict(user.meta)
+    converted.meta = {**user.meta, "val": tensor.meta["val"].to(value.dtype)}
+    user.target, user.args, user.kwargs = _aten.mul.Tensor, (ones, converted), {}
     return converted
 
 

@@ -26,9 +26,18 @@ PROGRAMS: list[Callable[[Tensor], Any]] = [
 ]
 
 
-@pytest.mark.parametrize("number", range(len(PROGRAMS)))
-def test_numbers_made_of_sizes(number: int) -> None:
-    function, rewritten = PROGRAMS[number], []
+#: Programs that are given a float that changes, as a schedule does.
+SCHEDULED: list[Callable[[Tensor, float], Any]] = [
+    lambda x, rate: x * torch.full((3,), rate),
+    lambda x, rate: (torch.full((3,), 4 * rate, dtype=torch.int64), torch.copysign(x, torch.full((3,), -0.0 * rate))),
+    lambda x, rate: torch.clamp_min(x, rate) + torch.clamp_max(x, -rate),
+    lambda x, rate: rate**x + (-x) % rate + torch.fmod(x, rate),
+    lambda x, rate: torch.div(x, rate, rounding_mode="floor") + torch.div(x, rate, rounding_mode="trunc"),
+]
+
+
+def _recorded(rewritten: list[torch.fx.GraphModule]) -> dovetail.backends.Backend:
+    """A backend that runs graphs without floats, which it leaves in ``rewritten``."""
 
     def compile(graph: torch.fx.GraphModule, inputs: Any, *, kind: Any, options: Any) -> Callable[[list[Any]], Any]:
         own = own_copy(graph, private_tracing.lazy_graph_module)
@@ -36,8 +45,25 @@ def test_numbers_made_of_sizes(number: int) -> None:
         rewritten.append(own)
         return lambda given: list(torch.fx.Interpreter(own).run(*given))
 
-    backend = dovetail.backends.Backend("floats", compile, data_sizes=True)
-    compiled = dovetail.compile(function, backend=backend, dynamic=True, fullgraph=True)
+    return dovetail.backends.Backend("floats", compile, data_sizes=True)
+
+
+@pytest.mark.parametrize("number", range(len(SCHEDULED)))
+def test_numbers_of_a_schedule(number: int) -> None:
+    function, rewritten = SCHEDULED[number], []
+    compiled = dovetail.compile(function, backend=_recorded(rewritten), fullgraph=True)
+    x = torch.linspace(-2, 3, 12).view(4, 3)
+    for rate in (0.9, 0.75, 0.6, 0.45):
+        same(function(x, rate), compiled(x, rate), exact=False)
+    assert dovetail.events_of(compiled).count("capture") == 2
+    values = [node.meta.get("val") for node in rewritten[-1].graph.nodes]
+    assert not any(isinstance(value, torch.SymFloat) for value in values)
+
+
+@pytest.mark.parametrize("number", range(len(PROGRAMS)))
+def test_numbers_made_of_sizes(number: int) -> None:
+    function, rewritten = PROGRAMS[number], []
+    compiled = dovetail.compile(function, backend=_recorded(rewritten), dynamic=True, fullgraph=True)
     for size in (4, 5, 9):
         x = torch.randn(size, 3)
         same(function(x), compiled(x), exact=False)
