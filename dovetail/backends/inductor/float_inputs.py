@@ -28,7 +28,7 @@ _BINARY: dict[Any, Any] = {
         for name in (*_ARITHMETIC, "eq", "ne", "lt", "le", "gt", "ge")
     },
     **{getattr(_aten, name).Scalar: getattr(_aten, name).Tensor for name in ("remainder", "fmod")},
-    **{overload: _aten.div.Tensor_mode for overload in (_aten.div.Tensor_mode, _aten.div.Scalar_mode)},
+    **dict.fromkeys((_aten.div.Tensor_mode, _aten.div.Scalar_mode), _aten.div.Tensor_mode),
     **{getattr(_aten, name).default: getattr(_aten, name).Tensor for name in ("clamp_min", "clamp_max")},
     _aten.pow.Tensor_Scalar: _aten.pow.Tensor_Tensor,
     _aten.pow.Scalar: _aten.pow.Tensor_Tensor,
