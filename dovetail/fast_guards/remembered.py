@@ -326,9 +326,8 @@ class Remembering:
         if recorder.unchanged():
             # Another model than the one remembered, which may come at each second call.
             self._forget_for(0.0)
-        elif tensors is None:
-            self._forget()
         else:
+            # Also where this entry does not fit any more: it may fit each second call.
             if lived < _SHORT_LIFE:
                 self._strikes.update(recorder.changed())
                 self._changing |= {node for node, strikes in self._strikes.items() if strikes >= _STRIKES}

@@ -339,6 +339,20 @@ def test_an_attribute_that_changes_at_every_call_is_left_out() -> None:
     assert checker.check(model, (x,), {}) is None
 
 
+def test_an_entry_that_fits_each_second_call_is_not_remembered_anew_each_time() -> None:
+    model = make_model()
+    compiled = dovetail.compile(model, backend="aten", fullgraph=True)
+    x = torch.randn(4, 3)
+    checker = warm(compiled, x)
+    made = [checker.check]
+    for number in range(200):
+        model.maybe = number % 2 or None
+        assert (checker.check(model, (x,), {}) is None) == bool(number % 2)
+        if is_remembering(checker) and checker.check is not made[-1]:
+            made.append(checker.check)
+    assert len(made) < 10
+
+
 def test_two_models_for_one_entry() -> None:
     def f(model: Any, x: torch.Tensor) -> torch.Tensor:
         return model(x) + 1  # type: ignore[no-any-return]
