@@ -284,8 +284,8 @@ class NativeCalls(TracingInterpreter):
         owner = getattr(function, "__self__", None)
         if isinstance(owner, torch.Tensor):
             return self.call_torch(function, args, kwargs)
-        known = rule.get(class_attribute(type(owner), function.__name__)[0]) if isinstance(owner, dict) else None
-        if known is not None:
+        is_container = isinstance(owner, (dict, list))
+        if is_container and (known := rule.get(class_attribute(type(owner), function.__name__)[0])) is not None:
             return known(self, (owner, *args), kwargs)
         if isinstance(owner, (list, dict, set)) or (type(owner) is deque and function.__name__ not in SEARCHES):
             return self.call_container_method(owner, function, args, kwargs)

@@ -14,14 +14,19 @@ from typing import Any
 
 from dovetail.frontend.protocol import TracingInterpreter
 from dovetail.frontend.rules import Arguments, Keywords, operator_rule, rule
+from dovetail.frontend.values.leaves import plain_numbers
 from dovetail.guards import ItemSource
 from dovetail.guards.reading import plain_items, plain_keys, plain_length
 from dovetail.rules.sizes.places import check_numbers
+from dovetail.trace import ShapePolicy
 
 _DICTIONARIES = (dict, collections.defaultdict, collections.OrderedDict)
 _CONSUMERS = (sum, list, tuple, max, min, sorted, enumerate, any, all)
 #: Instructions that take the items of an iterable.
 _TAKING = ("GET_ITER", "LIST_EXTEND", "UNPACK_EX", "UNPACK_SEQUENCE")
+
+#: A longer list is read as a whole where an item is taken out: a symbol for each item costs more than it gives.
+_MOST_TAKEN = 32
 
 
 class _Entries(Iterator[Any]):
@@ -77,10 +82,13 @@ def _some_change(interpreter: TracingInterpreter, container: Any) -> bool:
     before = values.journal.before(container)
     keys = plain_keys(before) if isinstance(before, dict) else range(plain_length(before))
     items = dict.values(before) if isinstance(before, dict) else plain_items(before)
-    return any(
-        type(item) in (int, float) and shapes.is_symbolic_number(item, ItemSource(source, key).name, False)
-        for key, item in zip(keys, items, strict=True)
-    )
+    return any(_changes(shapes, item, ItemSource(source, key).name) for key, item in zip(keys, items, strict=True))
+
+
+def _changes(shapes: ShapePolicy, item: Any, name: str) -> bool:
+    if type(item) in (int, float):
+        return shapes.is_symbolic_number(item, name, False)
+    return type(item) is tuple and shapes.has_symbolic_items(item, name)
 
 
 @operator_rule(iter)
@@ -121,6 +129,25 @@ def _view(method: Any, entry: Callable[[Any, Any], Any]) -> None:
 for _kind in (dict, collections.OrderedDict):
     _view(_kind.items, lambda key, value: (key, value))
     _view(_kind.values, lambda key, value: value)
+
+
+# --- items that are taken out ----------------------------------------------------------------------------------------
+
+
+@rule(list.pop)
+def _pop(interpreter: TracingInterpreter, args: Arguments, kwargs: Keywords) -> Any:
+    if not args or not isinstance(args[0], list):
+        return interpreter.native(list.pop, args, kwargs)
+    owner, *places = args
+    is_short = type(owner) is list and len(owner) <= _MOST_TAKEN and not kwargs
+    if is_short and _some_change(interpreter, owner):
+        # Each item is read by itself, and what is left of them is what the program makes of the list.
+        items = [interpreter.load_item(owner, place) for place in range(len(owner))]
+        interpreter.guard_length(owner)
+        interpreter.effects.touch_all(owner)
+        owner[:] = items
+        return owner.pop(*map(plain_numbers, places))
+    return interpreter.call_container_method(owner, list.pop.__get__(owner), tuple(places), kwargs)
 
 
 # --- copies -----------------------------------------------------------------------------------------------------------

@@ -219,6 +219,49 @@ def test_deques(function: Callable[..., Any]) -> None:
     assert function is not in_a_loop or entries_of(compiled) <= 4
 
 
+def taken_from_the_front(x: Tensor, numbers: Any) -> Any:
+    first = numbers.pop(0)
+    numbers.append(first + 0.5)
+    return x * first
+
+
+def taken_from_the_end(x: Tensor, numbers: Any) -> Any:
+    last = numbers.pop()
+    try:
+        list.pop(numbers, 7)
+    except IndexError as error:
+        numbers.append(last + 0.5)
+        return x * last, numbers[0], str(error)
+
+
+@pytest.mark.parametrize("function", [taken_from_the_front, taken_from_the_end])
+def test_numbers_that_are_taken_out(function: Callable[..., Any]) -> None:
+    compiled = dovetail.compile(function, backend="aten")
+    mine, others = [1.5, 7.25, 9.0], [1.5, 7.25, 9.0]
+    for call in range(2 * CALLS):
+        same(function(torch.arange(3.0) + call, mine), compiled(torch.arange(3.0) + call, others))
+        same(mine, others)
+    assert entries_of(compiled) <= 4
+
+
+def test_a_counter_in_a_tuple_that_is_taken_out() -> None:
+    def function(x: Tensor, history: Any) -> Any:
+        if not history:
+            history.append((1.1, 0.125, 1))
+            return x
+        noise, rate, steps = history.pop()
+        history.append((noise, rate, steps + 1) if noise == 1.1 else (1.1, rate, 1))
+        return x * rate, steps
+
+    compiled = dovetail.compile(function, backend="aten", fullgraph=True)
+    mine: list[Any] = []
+    others: list[Any] = []
+    for _ in range(2 * CALLS):
+        same(function(torch.arange(3.0), mine), compiled(torch.arange(3.0), others))
+        assert mine == others and list(map(type, mine[0])) == list(map(type, others[0]))
+    assert entries_of(compiled) <= 3
+
+
 @pytest.mark.sampled(5)
 @pytest.mark.parametrize("change", [99999.0, -0.0, True, 7, "text"])
 def test_a_long_list_is_guarded_as_a_whole(change: Any) -> None:
