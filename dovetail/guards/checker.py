@@ -50,7 +50,7 @@ class Checker:
         if frozen.keywords is not None and tuple(kwargs) != frozen.keywords:
             then, now = ", ".join(frozen.keywords) or "none", ", ".join(kwargs) or "none"
             failures.append(GuardFailure(f"the names of the keyword arguments were {then}, are {now}"))
-        for guard in frozen.guards:
+        for guard in frozen.guards if not failures else ():
             failures += failures_of(guard, call)
         if not failures:
             tensors = [call.fetch(item.source) for item in frozen.tensors]
