@@ -11,7 +11,7 @@ import sys
 import types
 import typing
 import weakref
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -26,6 +26,7 @@ from dovetail.frontend.rules import Arguments, Keywords, callable_rule, called_r
 from dovetail.frontend.values.leaves import is_leaf_value, plain_numbers
 from dovetail.frontend.values.values import Values
 from dovetail.guards import Answers, ComputedSource, DictKeys, Equals, ItemSource, Length, Source
+from dovetail.guards.writer import Writer
 from dovetail.runtime.recipe_builder import MADE_BY_CALL, interpreted_of
 from dovetail.torch_private import checkpoints as private_checkpoints
 from dovetail.torch_private import libraries as private_libraries
@@ -224,6 +225,21 @@ class CachedCall:
         return function(*given[: self.positional], **dict(keywords))
 
 
+class CheckedSource(ComputedSource):
+    """What a cache has now, read by the check of an entry alone.
+
+    To ask a cache may run the program's function: one that no check has come to is not asked why the entry does not hold.
+    """
+
+    def fetch(self, callee: Any, args: Arguments, kwargs: Mapping[str, Any]) -> Any:
+        """Raise ValueError."""
+        raise ValueError("the program's cache is asked by a check alone")
+
+    def expression(self, writer: Writer, base: str) -> str:
+        """Python that asks the cache."""
+        return f"{writer.constant(super().fetch, 'ask_')}(callee, args, kwargs)"
+
+
 def keeps_its_results(function: Any) -> bool:
     """Whether a cache has room, so that it forgets nothing while it is asked.
 
@@ -291,7 +307,8 @@ def _cached(interpreter: TracingInterpreter, function: Any, args: Arguments, kwa
                 values.guard(
                     values.pin(function, name), Answers(has_forgotten, (), False), f"the cache of {name} was asked"
                 )
-            values.guard(source, Equals(result), f"the cache of {name} was asked")
+            asked = source if values.in_backward else CheckedSource(source.function, source.arguments, source.display)
+            values.guard(asked, Equals(result), f"the cache of {name} was asked")
         return result
     if isinstance(result, Iterator) or not (has_library_code or (is_made_before and keeps_its_results(function))):
         raise Break(f"{name} has a cache, and its result is no constant", "call it outside")

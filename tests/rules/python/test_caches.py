@@ -265,3 +265,30 @@ def test_a_folder_into_which_packages_were_installed_is_a_library(
     assert is_in_library(torch.__file__)
     assert not is_in_library(str(tmp_path / "own" / "thing.py"))
     assert not is_in_library(None)
+
+
+# --- what is asked, and when ------------------------------------------------------------------------------------------
+
+
+def test_a_cache_is_not_asked_for_what_another_call_wanted():
+    """Why an entry does not take a call is looked up without asking the cache for the key of that entry."""
+
+    def results(compile):
+        seen: list[int] = []
+        factor = [1]
+
+        @functools.lru_cache(maxsize=2)
+        def scaled(n):
+            seen.append(n)
+            return n * factor[0]
+
+        function = compile(lambda x, n: x * scaled(n))
+        found = []
+        for n in (1, 2, 1, 3, 1, 2):
+            found.append((function(torch.ones(1), n).item(), list(seen)))
+            factor[0] += 1
+            if n == 3:
+                scaled.cache_clear()
+        return found
+
+    assert results(lambda function: dovetail.compile(function, backend="aten")) == results(lambda function: function)
