@@ -18,7 +18,7 @@ from dovetail.errors import InputError, UserLocation
 from dovetail.guards.guard import FrozenGuards, Guard, SizeCheck, TensorInput, is_argument
 from dovetail.guards.predicate import Equals, Predicate, SameObject
 from dovetail.guards.reading import short
-from dovetail.guards.source import GradSource, Source
+from dovetail.guards.source import Source
 from dovetail.guards.tensor_predicate import Leafness, TensorFacts, TensorMatch
 from dovetail.torch_private import guards as private_guards
 from dovetail.torch_private import sizes as private_sizes
@@ -150,11 +150,6 @@ class GuardSet:
     def tensor_source(self, index: int) -> Source:
         """The source by which tensor input ``index`` was first reached."""
         return self._inputs[index].source
-
-    def add_no_gradient(self, index: int, location: UserLocation | None = None) -> None:
-        """Guard that the tensor's ``.grad`` is None."""
-        source = self.tensor_source(index)
-        self.add(GradSource(source), Equals(None), location, f"{source.name}.grad was read")
 
     def add_leafness(self, index: int, location: UserLocation | None = None) -> None:
         """Guard whether the tensor is a leaf (done unasked for tensors that are none)."""

@@ -505,7 +505,7 @@ def test_leaf_and_gradient():
     other = leaf * 2
     guards = GuardSet()
     index = guards.add_tensor(X, leaf)
-    guards.add_no_gradient(index)
+    guards.add(GradSource(guards.tensor_source(index)), Equals(None))
     checker = compile_checker(guards)
     assert agree(checker, leaf) == []
     leaf.grad = torch.ones(2)

@@ -227,7 +227,8 @@ class Calls(TracingInterpreter):
         else:
             immutable = issubclass(kind, (tuple, frozenset, str, int, float, BaseException))
             build: Any = kind.__new__
-            instance = build(kind, *[self.values.for_native(item) for item in args]) if immutable else build(kind)
+            given = [self.values.for_native(item) for item in args] if immutable else ()
+            instance = self.values.wrap(build(kind, *given))
         if is_made_by_python:
             # Of a class that derives from this one, maybe.
             starter, starter_owner = class_attribute(made, "__init__")

@@ -361,16 +361,15 @@ class Containers(TracingInterpreter):
         if writes:
             self.effects.touch_all(owner)
             if isinstance(owner, (list, deque)):
-                base: Any = list if isinstance(owner, list) else deque
-                for position, item in enumerate(base.__iter__(owner)):
-                    if isinstance(item, torch.Tensor):
-                        base.__setitem__(owner, position, self.values.wrap(item))
+                self.values.put_back(owner)
         arguments = tuple(self._container_argument(owner, at, item) for at, item in enumerate(args))
         keywords = {at: (self.called_argument if at == "key" else self.native_argument)(kwargs[at]) for at in kwargs}
         held = (owner,) if isinstance(owner, list) or name[:2] == "__" else ()
         without = frozenset() if name in _COMPARISONS else HASHING
         with watched(function, callback_codes((*held, *arguments, *keywords.values()), without)):
             result = function(*arguments, **keywords)
+        if writes and not isinstance(owner, set):
+            self.values.put_back(owner, has_all=False)
         if writes and isinstance(owner, dict):
             self.effects.touch_all(owner)
         return self.values.wrap(result)

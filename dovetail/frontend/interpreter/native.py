@@ -55,7 +55,7 @@ from dovetail.frontend.values.leaves import (
     plain_flag,
     plain_numbers,
 )
-from dovetail.runtime.recipe_builder import interpreted_of, stands_for
+from dovetail.runtime.recipe_builder import stands_for
 from dovetail.torch_private import operators as private_operators
 from dovetail.torch_private import sizes as private_sizes
 from dovetail.torch_private import tensors as private_tensors
@@ -121,7 +121,7 @@ class NativeCalls(TracingInterpreter):
         except RefusedOperatorError as error:
             raise Break(error.what, error.advice) from error
         except AttributeError as error:
-            if _program_sees(error.obj) is error.obj:
+            if self.values.own(error.obj) is error.obj:
                 raise
             what = f"{_name(function)} reads .{error.name} of an object that it is given to call"
             raise Break(what, "call it outside of the compiled function") from error
@@ -225,8 +225,8 @@ class NativeCalls(TracingInterpreter):
         def enter(*args: Any, **kwargs: Any) -> Any:
             self.effects.moves += 1
             # The program is not to see what native code was given in the place of an object.
-            args = tuple(map(_program_sees, args))
-            kwargs = {name: _program_sees(item) for name, item in kwargs.items()}
+            args = tuple(map(self.values.own, args))
+            kwargs = {name: self.values.own(item) for name, item in kwargs.items()}
             if not self.values.in_backward:
                 return self.call(function, args, kwargs)
             with self.trace.in_user_backward():
@@ -374,10 +374,6 @@ class NativeCalls(TracingInterpreter):
         if is_pure or module is None or isinstance(function, type):
             return self.native(function, args, kwargs)
         raise Break(f"{module}.{function.__name__} is not known to be pure", "call it outside of the compiled function")
-
-
-def _program_sees(value: Any) -> Any:
-    return interpreted_of(value) if type(value) is types.FunctionType else value
 
 
 def _name(function: Any) -> str:

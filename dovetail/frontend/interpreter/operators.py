@@ -78,7 +78,6 @@ class Operators(Containers):
                 return result
         for item in operands:
             self.values.whole_deep(item)
-        self.values.check_keys(operands)
         if function in (operator.eq, operator.ne) and not any(isinstance(item, torch.Tensor) for item in operands):
             is_equal = self.equal_containers(*operands)
             if is_equal is not None:

@@ -11,7 +11,7 @@ import operator
 import types
 import weakref
 from collections import deque
-from collections.abc import Iterable, KeysView
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -108,6 +108,8 @@ class Values:
         self._created: dict[int, Any] = {}
         self._pins: dict[int, PinnedSource] = {}
         self._whole: set[int] = set()
+        #: The copies of containers that native code was given, by id, each with its original.
+        self._given: dict[int, tuple[Any, Any]] = {}
         #: Functions that are guarded by their code, by id.
         self.by_code: set[int] = set()
         self._numbers: dict[Source, Any] = {}
@@ -119,7 +121,7 @@ class Values:
         """Let go of all objects; the capture is over."""
         self.journal.forget()
         tables: tuple[Any, ...] = (self._sources, self._created, self._pins, self._numbers)
-        for table in (*tables, self._stand_ins, self._stand_in_sources, self._watchers):
+        for table in (*tables, self._given, self._stand_ins, self._stand_in_sources, self._watchers):
             table.clear()
 
     # --- what is known of an object -----------------------------------------------------------------------------------
@@ -342,20 +344,34 @@ class Values:
         return found
 
     def wrap(self, value: Any) -> Any:
-        """A value that native code handed back: real tensors become traced ones."""
+        """A value that native code handed back: real tensors become traced ones, containers of them the program's own again."""
         if is_impostor(value):
             raise impostor_break(value)
         if isinstance(value, torch.Tensor):
             return value if private_tensors.is_traced(value) else self._known_tensor(value)
+        if id(value) in self._given or type(value) is types.FunctionType:
+            return self.own(value)
         kind = type(value)
-        if kind is tuple:
-            if self.source_of(value) is None and any(isinstance(item, (torch.Tensor, tuple, list)) for item in value):
-                return tuple(self.wrap(item) for item in value)
-        elif (kind is list or kind is dict) and self.source_of(value) is None:
-            for key, item in enumerate(value) if kind is list else value.items():
-                if isinstance(item, torch.Tensor) and not private_tensors.is_traced(item):
-                    value[key] = self.wrap(item)
-        return interpreted_of(value) if kind is types.FunctionType else value
+        if isinstance(value, tuple) and self.source_of(value) is None:
+            items = [self.wrap(item) if kind is tuple else self.own(item) for item in tuple.__iter__(value)]
+            return value if all(map(operator.is_, items, tuple.__iter__(value))) else tuple.__new__(kind, items)
+        content = vars(value) if kind is types.SimpleNamespace else value
+        if isinstance(content, (list, dict, deque)) and self.source_of(value) is None:
+            self.put_back(content, type(content) in (list, dict))
+        return value
+
+    def own(self, value: Any) -> Any:
+        """The program's own function or container, in whose place native code was given another one."""
+        if type(value) is types.FunctionType:
+            return interpreted_of(value)
+        return self._given.get(id(value), (value, value))[1]
+
+    def put_back(self, container: Any, has_all: bool = True) -> None:
+        """Put the program's own containers, and with ``has_all`` traced tensors, where native code has put others."""
+        base: Any = next(kind for kind in (list, dict, deque) if isinstance(container, kind))
+        for key, item in base.items(container) if base is dict else enumerate(base.__iter__(container)):
+            if id(item) in self._given or (has_all and isinstance(item, (torch.Tensor, tuple))):
+                base.__setitem__(container, key, self.wrap(item))
 
     def _known_tensor(self, value: torch.Tensor) -> Any:
         if (known := self.trace.known(value)) is not None:
@@ -452,21 +468,6 @@ class Values:
         if isinstance(container, (dict, set, frozenset)) and any(isinstance(key, torch.Tensor) for key in container):
             raise Break("all items of a container of tensors are put into another one", "add the items one by one")
 
-    def check_keys(self, containers: Iterable[Any]) -> None:
-        """Refuse an operator on tables of which one has real tensors for its keys and another one traced ones."""
-        kinds = {
-            private_tensors.is_traced(key)
-            for container in containers
-            if isinstance(container, (dict, set, frozenset, KeysView))
-            for key in container
-            if isinstance(key, torch.Tensor)
-        }
-        if len(kinds) > 1:
-            raise Break(
-                "an operator is given a container of tensors that existed before and one that did not",
-                "add the items one by one",
-            )
-
     def for_native(self, value: Any) -> Any:
         """An argument for native code: real tensors inside containers replaced, contents guarded."""
         for watcher in self._watchers:
@@ -475,18 +476,23 @@ class Values:
             return value if private_tensors.is_traced(value) else self.wrap(value)
         if isinstance(value, (list, tuple, dict)):
             self.whole(value)
-            kind = type(value)
-            if kind not in (list, tuple, dict):
+            if (kind := type(value)) not in (list, tuple, dict):
                 self.whole_deep(value)
             elif isinstance(value, dict):
                 pairs = {key: self.for_native(item) for key, item in value.items()}
-                return value if all(pairs[key] is item for key, item in value.items()) else pairs
+                return self._copied(value, pairs, pairs.values(), value.values())
             elif any(isinstance(item, (torch.Tensor, *_CONTAINERS)) for item in value):
                 items = [self.for_native(item) for item in value]
-                return value if all(a is b for a, b in zip(items, value, strict=True)) else kind(items)
+                return self._copied(value, kind(items), items, value)
         elif isinstance(value, (set, frozenset, deque)):
             self.whole(value)
         return value
+
+    def _copied(self, value: Any, copy: Any, items: Iterable[Any], before: Iterable[Any]) -> Any:
+        if all(map(operator.is_, items, before)):
+            return value
+        self._given[id(copy)] = (copy, value)
+        return copy
 
 
 def _form_of(value: Any) -> Any:

@@ -142,7 +142,8 @@ class Gradients:
             # Set under the trace's modes, so that the program tape has it too.
             traced.leaf.grad = value
         else:
-            guards.add_no_gradient(traced.index, self._values.where())
+            source = GradSource(guards.tensor_source(traced.index))
+            guards.add(source, Equals(None), self._values.where(), f"{source.name} was read")
             value = None
         self._before[traced.index] = value
 

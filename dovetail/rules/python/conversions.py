@@ -83,7 +83,9 @@ def _conversion(function: Any, method_name: str) -> Any:
                 if method is not None:
                     answer = interpreter.call(types.MethodType(method, value), args[1:], kwargs)
                     return as_answered(function, method_name, value, answer)
-                if function is reversed and _is_sequence(value):
+                # Native code would go through a copy of a list of tensors, and miss what the program puts into it meanwhile.
+                is_copied = type(value) is list and interpreter.native_argument(value) is not value
+                if function is reversed and (is_copied or _is_sequence(value)):
                     return WrappingIterator(
                         interpreter, _backwards(interpreter, value, interpreter.call(len, args, {}))
                     )

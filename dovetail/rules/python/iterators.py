@@ -77,6 +77,9 @@ def _items(interpreter: TracingInterpreter, value: Any) -> Iterator[Any]:
 
 def _gone_through(interpreter: TracingInterpreter, value: Any) -> Any:
     """A stand-in for an iterable of the program's own: nobody watches native code that goes through it later."""
+    if type(value) is list and interpreter.native_argument(value) is not value:
+        # Native code would go through a copy, and miss what the program puts into the list meanwhile.
+        return WrappingIterator(interpreter, interpreter.iterate(value))
     methods = (python_method(value, name) for name in ("__iter__", "__next__", "__getitem__"))
     if type(value).__module__.startswith("dovetail.") or not any(methods):
         return value
@@ -110,11 +113,12 @@ _calls(itertools.accumulate, 1, operator.add)
 _calls(itertools.groupby, 1)
 for _iterator in (itertools.chain, itertools.zip_longest, itertools.compress, itertools.islice, itertools.cycle):
     _calls(_iterator)
+_calls(itertools.pairwise)
 
 
 @rule(itertools.chain.from_iterable)
 def _chain_of_all(interpreter: TracingInterpreter, args: Arguments, kwargs: Keywords) -> Any:
-    if isinstance(args[0], (list, tuple)):
+    if isinstance(args[0], tuple):
         parts = [_gone_through(interpreter, item) for item in interpreter.drain(args[0])]
         return interpreter.call_native(itertools.chain, tuple(parts), kwargs)
     later = (_gone_through(interpreter, item) for item in _items(interpreter, args[0]))
