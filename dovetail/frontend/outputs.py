@@ -57,6 +57,8 @@ class Outputs:
     def _classify(self, value: Any) -> Recipe | None:
         if isinstance(value, torch.Tensor):
             value = self._values.wrap(value)
+        if isinstance(value, (list, tuple, dict)) and (own := self._values.own(value)) is not value:
+            return self._builder.build(own)
         kind = kind_of(value)
         if kind is not None:
             known = self._values.stood_for(value)

@@ -137,9 +137,19 @@ def stacked(x, items):
     return torch.stack(pair), torch.stack(items[1:] + [x]), torch.cat([*items[1:], x])
 
 
+def in_exceptions(x, items):
+    error = ValueError([items], items, {"k": items})
+    try:
+        raise KeyError(error.args[2]["k"])
+    except KeyError as other:
+        other.args[0].append(x)
+    error.args[0][0].append(2)
+    return error.args[1] is items, error.args[2]["k"] is items
+
+
 FUNCTIONS = [
     *(joined, joined_in_place, merged, chained, put_in, in_named_tuples, in_classes, in_keys, copied, returned),
-    stacked,
+    *(stacked, in_exceptions),
 ]
 
 
@@ -164,6 +174,24 @@ def test_the_program_sees_its_own_containers(function):
             expected, found = function(x, items), compiled(x, others)
             same(shown(expected, items), shown(found, others))
             same(items, others)
+
+
+def test_exceptions_over_a_graph_break_hold_the_programs_own_containers():
+    def function(x, items):
+        outer = [items]
+        try:
+            raise ValueError(outer, items)
+        except ValueError as error:
+            print(end="")
+            error.args[0][0].append(x)
+            return error.args[0] is outer, error.args[1] is items
+
+    items, others = [torch.ones(2)], [torch.ones(2)]
+    compiled = dovetail.compile(function, backend="aten")
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        same(function(torch.zeros(2), items), compiled(torch.zeros(2), others))
+    same(items, others)
 
 
 def later(make):
