@@ -10,6 +10,8 @@ from typing import Any
 import torch
 
 from dovetail.torch_private.operators import OpOverload
+from dovetail.torch_private.recordings import storage_references
+from dovetail.versions import parse
 
 _PLAIN_SIZES = ("expected to contain only concrete integers", "Cannot call sizes() on tensor with symbolic sizes")
 
@@ -114,11 +116,16 @@ def view_strides(tensor: torch.Tensor, shape: Sequence[Any]) -> tuple[Any, ...] 
 def enlarge_memory(wrapper: torch.Tensor, size: int) -> None:
     """Give a functional tensor, whose own memory stands for no data, another one of ``size`` bytes on its device.
 
-    Where ``resize_`` makes it larger, torch 2.13 takes it to ``meta``, which views of the tensor then refuse.
+    Where ``resize_`` makes it larger, torch 2.13 takes it to ``meta``, which views of the tensor then refuse. Torch 2.15 asks for
+    the Python object of the tensor's storage, which ``resize_`` then takes for a view: a tensor without views gets another storage.
     """
     from torch.utils._mode_utils import no_dispatch
 
+    inner: Any = wrapper.elem  # type: ignore[attr-defined]
     with no_dispatch(), torch.no_grad():
+        if parse(torch.__version__) >= (2, 15) and storage_references(inner) == 2:
+            torch._functionalize_sync(inner)  # type: ignore[attr-defined]
+            inner.data = torch._to_functional_tensor(torch._from_functional_tensor(inner))
         wrapper.data = torch.Tensor._make_wrapper_subclass(
             type(wrapper),
             wrapper.shape,

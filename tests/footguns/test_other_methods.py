@@ -130,6 +130,18 @@ def test_a_second_derivative_through_an_apply_of_its_own() -> None:
     check(function, leaf(2))
 
 
+class Marked(dict[str, Any]):
+    @classmethod
+    def fromkeys(cls, keys: Any, value: Any = None) -> Any:
+        super().__init_subclass__()
+        return super().fromkeys(keys, [value, super().__class_getitem__((str, int))])
+
+
+@pytest.mark.parametrize("of", [Marked, Marked()], ids=["the class", "an object"])
+def test_native_methods_of_a_base_class(of: Any) -> None:
+    check(lambda x: of.fromkeys(["a", "b"], x * 2), leaf(2))
+
+
 class Doubling(functools.partial):  # type: ignore[type-arg]
     def __call__(self, *args: Any) -> Any:
         return super().__call__(*args) * 2

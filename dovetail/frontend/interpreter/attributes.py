@@ -365,7 +365,7 @@ class Attributes(LookupGuards):
             return self.part_on_class(owner, name, found, "__func__")
         if isinstance(found, classmethod):
             return types.MethodType(self.part_on_class(owner, name, found, "__func__"), kind)
-        return MISSING
+        return found.__get__(None, kind) if isinstance(found, types.ClassMethodDescriptorType) else MISSING
 
     def _load_slot(self, found: Any, target: Any, name: str) -> Any:
         """A slot, or an attribute that native code computes."""

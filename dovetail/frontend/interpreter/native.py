@@ -199,7 +199,7 @@ class NativeCalls(TracingInterpreter):
         if kind is types.BuiltinFunctionType:
             # A call by native code is journalled, guarded or refused like a call by the program.
             writes = is_bound_builtin(value) and isinstance(value.__self__, (list, dict, set, deque))
-            return self.trampoline(value) if writes or value in IMPURE_BUILTINS else value
+            return self.trampoline(value) if writes or value in IMPURE_BUILTINS or calls_user_code(value) else value
         return value if isinstance(value, torch.nn.Module) else self.values.for_native(value)
 
     def _numbers(self, value: Any) -> Any:

@@ -23,10 +23,10 @@ def is_user_function(function: types.FunctionType) -> bool:
 
 def calls_user_code(value: Any, seen: frozenset[int] = frozenset()) -> bool:
     """Whether a call must be interpreted: of user code, a wrapper of it (``torch.autocast(...)``), the ``apply`` of a class."""
-    if type(value) is types.MethodType:
+    if type(value) in (types.MethodType, types.BuiltinFunctionType):
         if isinstance(value.__self__, type) and not runs_natively(value.__self__.__module__):
             return True
-        value = value.__func__
+        value = getattr(value, "__func__", value)
     if type(value) is not types.FunctionType:
         return isinstance(value, torch.nn.Module) or is_user_callable(value)
     if is_user_function(value):
