@@ -10,8 +10,11 @@ from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 import torch
+import torch.nn.functional as F
 
 from dovetail.errors import CaptureError
+from dovetail.frontend.protocol import TracingInterpreter
+from dovetail.frontend.rules import Arguments, Keywords, rule
 from dovetail.torch_private import calls as private_calls
 from dovetail.torch_private import sizes as private_sizes
 from dovetail.trace import ASSUMPTION, Trace
@@ -49,6 +52,17 @@ def _assume_divisors(trace: Trace) -> None:
         is_zero = private_sizes.is_data_number(divisor) and divisor == 0
         if private_sizes.is_symbolic(is_zero):
             private_sizes.assume_usual_sizes(trace.shape_env, private_sizes.expression_of(is_zero))
+
+
+@rule(F.scaled_dot_product_attention)
+def _attention(interpreter: TracingInterpreter, args: Arguments, kwargs: Keywords) -> Any:
+    """Attention to no rows takes another kernel, and torch 2.15 takes it, without asking, where nothing is known of the size."""
+    environment = interpreter.trace.shape_env
+    for tensor in (*args[:2], kwargs.get("query"), kwargs.get("key")):
+        size = tensor.shape[-2] if isinstance(tensor, torch.Tensor) and tensor.dim() > 1 else 1
+        if environment.may_assume and private_sizes.is_data_number(size):
+            private_sizes.assume_usual_sizes(environment, private_sizes.expression_of(size == 0))
+    return interpreter.call_torch(F.scaled_dot_product_attention, args, kwargs)
 
 
 def _places(graph: torch.fx.Graph) -> dict[Any, _Place]:

@@ -118,7 +118,8 @@ def _checkpoint_sequential(interpreter: TracingInterpreter, args: Arguments, kwa
 
 def _with_the_default(interpreter: TracingInterpreter, function: Any, kwargs: Keywords) -> Keywords:
     """The keywords with ``use_reentrant=True`` where nothing is said and torch takes that, with its warning."""
-    constants = inspect.unwrap(function).__code__.co_consts
+    inside = inspect.unwrap(function), private_checkpoints.CHECKPOINT_INSIDE
+    constants = [item for each in inside for item in each.__code__.co_consts]
     warning = next((item for item in constants if type(item) is str and item.startswith(_WARNING)), None)
     if kwargs.get("use_reentrant") is not None or warning is None:
         return kwargs
