@@ -19,6 +19,7 @@ from dovetail.aot.partition import ChooseSaved, Saved, Split, as_saved, source_o
 from dovetail.aot.steps import BackendGraph, Lowering, before_backend, choose_saved
 from dovetail.passes.memory_budget import MemoryReport, choose_budget, collect_candidates, solve
 from dovetail.passes.minimum_cut import minimum_cut
+from dovetail.whole_calls.operator import RANDOM_WHOLE_CALL, WHOLE_CALL, function_of
 
 Strategy = Literal["minimum_cut", "save_all"]
 # Twice the same operator may give two results, or two sizes of different names.
@@ -49,6 +50,8 @@ def saved_by(
         _save_what_reads(split, changing - {None})
         if strategy == "minimum_cut":
             _save_what_is_compared(split)
+        if memory_budget is None and strategy == "minimum_cut":
+            _save_what_tapes_hold(split)
         saved = as_saved(split.read if strategy == "save_all" else minimum_cut(split.read, reused=split.reused))
         if memory_budget is None:
             return Saved(saved)
@@ -105,6 +108,14 @@ def _save_what_is_compared(split: Split) -> None:
     for node in asked_for_equality(split.nodes):
         if node not in split.of_backward:
             node.meta[SAVE] = True
+
+
+def _save_what_tapes_hold(split: Split) -> None:
+    """Compute no argument of a whole call again whose graph is kept: it is a graph of this memory, and spares a second call."""
+    for node in split.nodes:
+        if node.target in (WHOLE_CALL, RANDOM_WHOLE_CALL) and function_of(node).keeps_graph:
+            for argument in node.all_input_nodes:
+                argument.meta[SAVE] = True
 
 
 def exchanges_with_ranks(node: torch.fx.Node) -> bool:

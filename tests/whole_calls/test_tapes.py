@@ -106,8 +106,9 @@ def test_memory_that_kernels_take_again(budget: float | None) -> None:
     torch.testing.assert_close(got, expected)
 
 
-def test_the_function_does_not_run_again(found: list[bool]) -> None:
-    _both(_once)
+@pytest.mark.parametrize("backend", ["aten", "inductor"])
+def test_the_function_does_not_run_again(backend: str, found: list[bool]) -> None:
+    _both(_once, backend, **({"tiers": "wait"} if backend == "inductor" else {}))
     assert found and all(found)
 
 
