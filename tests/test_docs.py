@@ -29,13 +29,14 @@ WITHOUT_EXAMPLES = {
     "torch_names.md",
     "matrix.md",
 }
+#: Their examples start processes or compile kernels; the features themselves have tests of their own.
+SLOW_PAGES = {"backends.md", "distributed.md", "simulator.md"}
 
 
 @pytest.mark.parametrize(
     "page",
     [
-        # The example of backends.md is also tested by itself, in tests/testing/test_page.py.
-        pytest.param(page, id=page.name, marks=[pytest.mark.slow] if page.name == "backends.md" else [])
+        pytest.param(page, id=page.name, marks=[pytest.mark.slow] if page.name in SLOW_PAGES else [])
         for page in PAGES
         if page.name not in WITHOUT_EXAMPLES
     ],

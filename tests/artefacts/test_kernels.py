@@ -208,6 +208,7 @@ def test_in_a_process_without_a_compiler(saved: Path, tmp_path: Path) -> None:
     assert not (tmp_path / "d").exists() or "code" not in os.listdir(tmp_path / "d")
 
 
+@pytest.mark.slow
 def test_the_step_of_an_optimizer_of_torch_is_that_of_eager(saved: Path) -> None:
     torch.manual_seed(3)
     step, state = with_momentum()

@@ -146,6 +146,7 @@ def test_wrong_backends_are_told_apart(register):
     assert "instead of one list" in found["no_list"].reason
 
 
+@pytest.mark.slow
 def test_the_default_that_does_not_work_is_bad_news(probed, monkeypatch, capsys):
     monkeypatch.setattr(doctor, "default_backend", lambda: type("Missing", (), {"name": "no_such_backend"})())
     assert main(["doctor", "--backends=no_such_backend"]) == 1

@@ -149,6 +149,7 @@ def dies_while_writing(rank: int, folder: str) -> None:
     checkpoint.save(states(model, optimizer), storage_writer=Dying(f"{folder}/second"))
 
 
+@pytest.mark.slow
 def test_a_rank_that_dies_while_it_writes(tmp_path: Path) -> None:
     (kind, text), (_, code) = outcomes_of(dies_while_writing, 2, str(tmp_path))
     assert (kind, code) == ("raised", 3)

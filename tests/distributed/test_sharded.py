@@ -85,6 +85,7 @@ def checkpoint_and_go_on(rank: int) -> Any:
     return weights(second[0])
 
 
+@pytest.mark.slow
 def test_forward_and_optimizer_apart_and_a_checkpoint_between() -> None:
     first, second = run(checkpoint_and_go_on, 2)
     close(first, trained_alone("tied", "adamw"))

@@ -245,6 +245,7 @@ def refused(rank: int) -> list[str]:
     return texts
 
 
+@pytest.mark.slow
 def test_gathers_begin_ahead_of_their_use_in_the_same_place_on_each_rank() -> None:
     """A rank whose parts are filled up prepares more than others, and gathers no later; the last of seven that are not there."""
     from torch.distributed.fsdp import fully_shard

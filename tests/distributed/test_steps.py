@@ -153,6 +153,7 @@ def with_batch_norm(rank: int) -> Any:
     return {way: train(way) for way in ("eager", "model", "step")}
 
 
+@pytest.mark.slow
 def test_batch_norm_is_as_in_distributed_data_parallel() -> None:
     for found in run(with_batch_norm, 2):
         close(found["model"], found["eager"])

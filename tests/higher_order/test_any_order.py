@@ -59,6 +59,7 @@ def both(
 # --- calling styles ---------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.sampled(2)
 @BOTH
 def test_gradient_of_gradient(backend: str) -> None:
     def style(f: Function) -> Any:

@@ -92,6 +92,7 @@ def _in_a_checkpoint(function: Any, model: torch.nn.Module, x: torch.Tensor) -> 
     return loss
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("dropout", [0.0, 0.5])
 @pytest.mark.parametrize("step", [_once, _twice, _batched, _two_orders, _in_a_checkpoint])
 def test_gradients_are_eagers(step: Step, dropout: float) -> None:
@@ -100,7 +101,7 @@ def test_gradients_are_eagers(step: Step, dropout: float) -> None:
     torch.testing.assert_close(got, expected, **exact)  # type: ignore[arg-type]
 
 
-@pytest.mark.parametrize("budget", [None, 0.3, pytest.param(0.0, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("budget", [None, *(pytest.param(item, marks=pytest.mark.slow) for item in (0.3, 0.0))])
 def test_memory_that_kernels_take_again(budget: float | None) -> None:
     expected, got = _both(_once, "inductor", **({} if budget is None else {"memory_budget": budget}))
     torch.testing.assert_close(got, expected)

@@ -278,6 +278,7 @@ def test_a_cell_over_all_positions() -> None:
     check_calls(Recurrence(), _calls((3, 4)))
 
 
+@pytest.mark.slow
 def test_what_changes_in_a_module_that_is_called_is_seen() -> None:
     module = Recurrence()
     compiled: Any = dovetail.compile(module, backend="aten", fullgraph=True)

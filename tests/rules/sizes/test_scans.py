@@ -65,6 +65,7 @@ def test_a_changed_number_in_the_combining_function_is_another_graph() -> None:
         same(program(x), compiled(x))
 
 
+@pytest.mark.slow
 def test_a_combining_function_that_reads_a_tensor_of_its_own() -> None:
     def program(a: torch.Tensor, b: torch.Tensor) -> Any:
         weight = b.mean()
