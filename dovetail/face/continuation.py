@@ -19,7 +19,7 @@ from dovetail.frontend.interpreter.machine import Machine
 from dovetail.options import Options
 from dovetail.runtime.entry import Completed
 
-#: Asked with the continuations and the point when a call has come to so many parts: whether something was learned to begin anew by.
+#: Asked with the continuations and the resume point when a call has come to so many parts: whether later calls are captured anew.
 LONG_CALLS: list[Callable[[Continuations, ResumePoint], bool]] = []
 MANY_PARTS = 16
 
@@ -47,7 +47,7 @@ class Continuation(Dispatcher):
 class Continuations:
     """The continuations of one compiled function, by resume point. They are made when they are first reached.
 
-    ``are_outdated``: later calls had better begin anew, by what was learned in a call.
+    ``are_outdated``: a call has learned something by which later calls are captured anew.
     """
 
     def __init__(self, options: Options, shared: SharedState) -> None:
@@ -69,14 +69,14 @@ class Continuations:
             return values.result
         for count_of_parts in itertools.count():
             frames = unflatten(point, values)
-            if count_of_parts == MANY_PARTS and any(ask(self, point) for ask in LONG_CALLS):
-                self.are_outdated, values = True, ()
-                return Machine().run(frames)
             if any(map(cleans_up, values)):
                 # Its ``finally`` runs as soon as nobody refers to it; a graph would hold all of its arguments to its end.
                 self.shared.events.note("graph break", reason="a suspended generator has cleaning up to do", where=None)
                 values = None
                 gc.collect()
+                return Machine().run(frames)
+            if count_of_parts == MANY_PARTS and any(ask(self, point) for ask in LONG_CALLS):
+                self.are_outdated, values = True, ()
                 return Machine().run(frames)
             returned = Machine().step_to_work(frames)
             if not frames:

@@ -50,8 +50,8 @@ def saved_by(
         _save_what_reads(split, changing - {None})
         if strategy == "minimum_cut":
             _save_what_is_compared(split)
-        if memory_budget is None and strategy == "minimum_cut":
-            _save_what_tapes_hold(split)
+            if memory_budget is None:
+                _save_what_tapes_hold(split)
         saved = as_saved(split.read if strategy == "save_all" else minimum_cut(split.read, reused=split.reused))
         if memory_budget is None:
             return Saved(saved)

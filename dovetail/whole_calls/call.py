@@ -45,12 +45,11 @@ def whole_call(
     flags = tuple(tensor.requires_grad for tensor in tensors)
     is_differentiable = torch.is_grad_enabled() and any(flags)
     keeps = sizes is not None and is_differentiable and all(tensor.device.type == "cpu" for tensor in tensors)
-    called = WholeFunction(name, function, Facts(), flags, torch.is_grad_enabled(), draws=draws, keeps_graph=keeps)
     if keeps and sizes is not None:
-        called, sizes = replace(called, function=_with_token(function)), tapes.with_token(sizes)
+        function, sizes = _with_token(function), tapes.with_token(sizes)
     if draws and sizes is not None:
-        function, sizes = _with_state(called.function, sizes)
-        called = replace(called, function=function)
+        function, sizes = _with_state(function, sizes)
+    called = WholeFunction(name, function, Facts(), flags, torch.is_grad_enabled(), draws=draws, keeps_graph=keeps)
     found = _call(trace, called, tensors, sizes)
     return found[: len(found) - draws - keeps]
 
@@ -126,9 +125,9 @@ class _WholeCall(torch.autograd.Function):
     ) -> tuple[torch.Tensor, ...]:
         ctx.set_materialize_grads(False)
         found = record(trace, function, tensors)
+        count = len(found) - function.draws
         # In a graph that a backend has compiled, only the memory of what the backward is given is left alone.
-        kept, state = found[: len(found) - function.draws], found[len(found) - function.draws :]
-        ctx.save_for_backward(*tensors, *state, *(kept if function.keeps_graph else ()))
+        ctx.save_for_backward(*tensors, *found[count:], *(found[:count] if function.keeps_graph else ()))
         ctx.rest = trace, function, carried
         depends = function.facts.depends(found)
         ctx.mark_non_differentiable(*[item for item, flag in zip(found, depends, strict=True) if not flag])

@@ -10,6 +10,7 @@ from __future__ import annotations
 import itertools
 import weakref
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 
@@ -54,8 +55,8 @@ def gradients(
 ) -> list[torch.Tensor | None] | None:
     """The gradients of the results ``roots`` for the arguments ``wanted``; None where the graph is not that of these tensors.
 
-    ``kept`` are the results of the call and its token. The graph they were kept in takes the memory of none of these tensors for
-    something else before the gradient is through, because it hands them to it.
+    ``kept`` are the results of the call and its token. Kernels of a backend may write to memory without counting it, but not to
+    that of a tensor that is still read: this is why the results are given as well.
     """
     *results, owner = kept
     tape = _TAPES.get(int.from_bytes(owner.numpy().tobytes(), "little"))
@@ -85,4 +86,8 @@ def gradients(
 def _is_same(known: torch.Tensor, value: torch.Tensor) -> bool:
     """Whether two tensors are the same part of the same memory."""
     is_there = known.data_ptr() == value.data_ptr() and known.device == value.device
-    return is_there and (known.shape, known.stride(), known.dtype) == (value.shape, value.stride(), value.dtype)
+    return is_there and _layout(known) == _layout(value)
+
+
+def _layout(tensor: torch.Tensor) -> tuple[Any, ...]:
+    return tensor.shape, tensor.stride(), tensor.dtype, tensor.is_conj(), tensor.is_neg()

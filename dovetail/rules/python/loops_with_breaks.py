@@ -11,6 +11,7 @@ import types
 from typing import Any
 
 from dovetail.face.continuation import LONG_CALLS, Continuations
+from dovetail.face.dispatcher import compile_lock
 from dovetail.frontend.code.frame import Break, decode
 from dovetail.frontend.code.points import ResumePoint
 from dovetail.frontend.protocol import TracingInterpreter
@@ -50,7 +51,8 @@ def _leave_loop(continuations: Continuations, point: ResumePoint) -> bool:
         return False
     shared = continuations.shared
     shared.events.note("loop left to eager", function=code.co_qualname, parts=len(parts), operators=sum(sizes))
-    shared.learn(without=shared.learned.without | {_strategy(code)})
+    with compile_lock:
+        shared.learn(without=shared.learned.without | {_strategy(code)})
     return True
 
 
