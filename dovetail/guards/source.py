@@ -377,19 +377,22 @@ class GradSource(Step):
 
 @dataclass(frozen=True)
 class NumberSource(Step):
-    """A whole number as the size of an empty tensor, so that a symbolic number is an input like any other.
+    """A whole number as the second size of an empty tensor, so that a symbolic number is an input like any other.
 
-    Reading another value than a whole number of at least 2 raises ValueError: 0, 1 and all else have entries of their own.
+    Reading another value than a whole number of at least ``least`` raises ValueError: it has an entry of its own.
     """
+
+    least: int = 2
 
     @property
     def name(self) -> str:
         return f"{self.base.name}<number>"
 
     def read(self, value: Any) -> Any:
-        if type(value) is not int or not 2 <= value < 1 << 62:
-            raise ValueError(f"{value!r} is no whole number of at least 2")
-        return torch.empty((value, 0), dtype=torch.float32, device="cpu")
+        if type(value) is not int or not self.least <= value < 1 << 62:
+            raise ValueError(f"{value!r} is no whole number of at least {self.least}")
+        # Whether such a tensor is contiguous depends on no symbol, even where it may be 0.
+        return torch.empty_strided((0, value), (1, 1), dtype=torch.float32, device="cpu")
 
 
 @dataclass(frozen=True)

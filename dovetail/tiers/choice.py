@@ -49,7 +49,7 @@ class Tiers:
         self, graph: torch.fx.GraphModule, example_inputs: Sequence[Any], *, kind: Kind, options: Mapping[str, Any]
     ) -> CompiledCallable:
         """See :class:`dovetail.backends.protocol.CompileFunction`."""
-        with stage(f"{self.backend.name} compiles a {kind} graph of {len(graph.graph.nodes)} nodes"):
+        with stage(f"{self.backend.name} compiles the {kind} graph of {len(graph.graph.nodes)} nodes"):
             return self.backend.compile(graph, example_inputs, kind=kind, options=options)
 
 

@@ -127,15 +127,29 @@ def symbolic_fake(
 
 def float_carrier(mode: FakeTensorMode, value: float, name: str) -> torch.Tensor:
     """A fake tensor without dimensions whose value is a symbolic float, with ``value`` as its hint."""
+    number, _ = _unspecified(mode, value, name)
+    with mode:
+        fake = torch.empty((), dtype=torch.float64)
+    fake.item_memo = number  # type: ignore[attr-defined]
+    return fake
+
+
+def small_number_carrier(mode: FakeTensorMode, value: int, name: str) -> torch.Tensor:
+    """A fake empty tensor whose second size is a symbol that may be 0 or 1 as well, which ``value`` is now."""
+    number, symbol = _unspecified(mode, value, name)
+    mode.shape_env.var_to_range[symbol] = ValueRanges(0, int_oo)  # type: ignore[union-attr]
+    with mode:
+        return torch.empty_strided((0, number), (1, 1))
+
+
+def _unspecified(mode: FakeTensorMode, value: int | float, name: str) -> tuple[Any, Any]:
     from torch._dynamo.source import ConstantSource
 
     environment: Any = mode.shape_env
     source = ConstantSource(name)
     symbol = environment.create_unspecified_symbol(value, source=source, dynamic_dim=DimDynamic.DYNAMIC)
-    with mode:
-        fake = torch.empty((), dtype=torch.float64)
-    fake.item_memo = environment.create_symfloatnode(symbol, hint=value, source=source)
-    return fake
+    make = environment.create_symfloatnode if type(value) is float else environment.create_symintnode
+    return make(symbol, hint=value, source=source), symbol
 
 
 def carried_float(fake: object) -> Any:

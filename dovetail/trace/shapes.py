@@ -74,7 +74,8 @@ class ShapePolicy:
 
     ``everything``: all sizes of tensors that are no parameters, and whole numbers that are arguments. ``data_sizes``: what
     happens where an operator makes a size or a number out of a tensor's data: a break, or a symbol that the graph itself
-    computes; ``"ask"`` is a break that tells the caller to try the symbol.
+    computes; ``"ask"`` is a break that tells the caller to try the symbol. ``expects_changes``: a capture begins again where it
+    comes to know of numbers that will change.
     """
 
     everything: bool = False
@@ -83,6 +84,7 @@ class ShapePolicy:
     marked: bool = False
     allowed: bool = True
     data_sizes: Literal["break", "ask", "keep"] = "break"
+    expects_changes: bool = False
 
     @property
     def is_static(self) -> bool:
@@ -99,7 +101,7 @@ class ShapePolicy:
         if self.is_static:
             return {}
         if name.endswith(NUMBER_SUFFIX):
-            return {0: SizeRange()}
+            return {1: SizeRange()}
         chosen: dict[int, SizeRange] = dict.fromkeys(self.sizes.get(name, ()), SizeRange())
         if self.everything and not isinstance(tensor, torch.nn.Parameter):
             chosen.update(dict.fromkeys(range(tensor.dim()), SizeRange()))
@@ -110,12 +112,12 @@ class ShapePolicy:
         return {dim: bounds for dim, bounds in chosen.items() if dim in movable}
 
     def is_symbolic_number(self, value: int | float, name: str, is_argument: bool) -> bool:
-        """Whether a number that was read is symbolic; of floats only those that were seen to change."""
+        """Whether a number that was read is symbolic; 0, 1 and floats only where they were seen to change."""
         if self.is_static:
             return False
-        if type(value) is float:
-            return name in self.numbers and can_be_symbolic(value)
-        return (name in self.numbers or (self.everything and is_argument)) and can_be_symbolic(value)
+        if name in self.numbers:
+            return can_be_symbolic(value) or (value in (0, 1) and type(value) is int)
+        return self.everything and is_argument and type(value) is int and can_be_symbolic(value)
 
     def has_symbolic_items(self, value: tuple[Any, ...], name: str) -> bool:
         """Whether a tuple of numbers was seen to change, so that each of its items is looked at by itself."""

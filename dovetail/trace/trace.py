@@ -249,6 +249,8 @@ class Trace:
                 fake = real.detach() if real.requires_grad else real
             elif name.endswith(NUMBER_SUFFIX) and real.is_floating_point() and real.dim() == 0:
                 fake = private_sizes.float_carrier(self.fake_mode, real.item(), f"input_{len(self.inputs)}")
+            elif name.endswith(NUMBER_SUFFIX) and real.shape[1] < 2:
+                fake = private_sizes.small_number_carrier(self.fake_mode, real.shape[1], f"input_{len(self.inputs)}")
             elif symbolic:
                 bounds = {dim: (item.minimum, item.maximum) for dim, item in symbolic.items()}
                 fake = private_sizes.symbolic_fake(self.fake_mode, real.detach(), f"input_{len(self.inputs)}", bounds)

@@ -330,7 +330,7 @@ class Values:
         """A whole number as the size of an empty tensor that is an input of the graph, a float as a tensor's only value."""
         found = self._numbers.get(source)
         if found is None:
-            carrier = NumberSource(source) if type(value) is int else FloatSource(source)
+            carrier = FloatSource(source) if type(value) is float else NumberSource(source, 2 if value > 1 else 0)
             # Where the call begins, nothing is transformed, and a number belongs to no transform.
             with private_state.outside_of_transforms(), private_calls.no_torch_function():
                 with private_tracing.disable_current_modes():
@@ -338,7 +338,7 @@ class Values:
                 traced = self.trace.input(real, carrier.name)
                 self.guards.add_tensor(carrier, traced.real, self.where(), traced.node.meta["val"])
                 is_whole = type(value) is int
-                found = traced.value.shape[0] if is_whole else torch.ops.aten._local_scalar_dense.default(traced.value)
+                found = traced.value.shape[1] if is_whole else torch.ops.aten._local_scalar_dense.default(traced.value)
             self._numbers[source] = found
         self.note_backward_read(source, TensorMatch(-1), f"{source.name} was read")
         return found
