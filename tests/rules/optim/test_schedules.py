@@ -91,7 +91,8 @@ def test_twenty_steps_in_few_captures(name: str) -> None:
         return step_with(model, optimizer, schedule, zero_behind=name in ("cyclic", "plateau")), [optimizer, schedule]
 
     compiled = train(make, steps=20)
-    assert len(compiled.entries) == captures(compiled) <= most
+    # A capture may begin anew, with symbols for the rates that it has found to change.
+    assert len(compiled.entries) <= captures(compiled) <= most
 
 
 def test_the_loss_as_a_number() -> None:
