@@ -9,10 +9,14 @@ from collections.abc import Iterator
 from typing import Any
 
 from dovetail import cache
+from dovetail.errors import BackendError
 
 
-class NotCachedError(Exception):
-    """A graph, or the code of one, is not in the cache; the text says why, as far as that is known."""
+class NotCachedError(BackendError):
+    """A graph, or the code of one, is not in the cache; the text says why, as far as that is known.
+
+    One of a backend's own errors, so that it comes out of a compilation as it is.
+    """
 
 
 def cache_folder() -> str:

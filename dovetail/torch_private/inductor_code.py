@@ -2,7 +2,7 @@
 
 Inductor writes a Python module for each graph: the sources of kernels, and a class ``Runner`` whose method ``call`` runs them.
 The class and the names of the files with the compiled kernels are enough to run the graph again. Only code that reads nothing but
-plain names of torch is taken; whatever else a version of Inductor writes stays in Inductor's own cache. Checked on torch 2.13.
+plain names of torch is taken; whatever else a version of Inductor writes stays in Inductor's cache. Checked on torch 2.13 and 2.15.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ import ast
 import base64
 import dis
 import functools
+import importlib
 import json
 import marshal
 import math
@@ -34,7 +35,6 @@ _NAMESPACES = ("aten", "mkldnn")
 @functools.cache
 def _plain_names() -> dict[str, Any]:
     """The objects that generated code finds under the names of Inductor's usual imports."""
-    checks = torch._C._dynamo.guards
     return {
         "torch": torch,
         "math": math,
@@ -42,11 +42,20 @@ def _plain_names() -> dict[str, Any]:
         "nan": math.nan,
         "device": torch.device,
         "empty_strided": torch.empty_strided,
-        "assert_size_stride": checks.assert_size_stride,
-        "assert_alignment": checks.assert_alignment,
-        "empty_strided_cpu": checks._empty_strided_cpu,
-        "reinterpret_tensor": checks._reinterpret_tensor,
     }
+
+
+#: Modules from which generated code takes functions: native checks, allocations and views, and what loads without a compiler.
+_HELPERS = ("torch._C._dynamo.guards", "torch._inductor.runtime.runtime_utils")
+
+
+def _place(value: Any) -> list[str] | None:
+    """The module of :data:`_HELPERS` that has this function, and its name there."""
+    if isinstance(value, (types.FunctionType, types.BuiltinFunctionType)):
+        for module in _HELPERS:
+            if vars(importlib.import_module(module)).get(name := value.__name__) is value:
+                return [module, name]
+    return None
 
 
 def code_as_data(compiled: Any) -> dict[str, Any] | None:
@@ -70,8 +79,12 @@ def code_as_data(compiled: Any) -> dict[str, Any] | None:
 
 def _with_kernels(source: str, names: Mapping[str, Any], code: types.CodeType) -> dict[str, Any] | None:
     kernels: dict[str, list[str]] = {}
+    helpers: dict[str, list[str]] = {}
     for name in sorted(set(_global_names(code))):
         value = names.get(name)
+        if (place := _place(value)) is not None:
+            helpers[name] = place
+            continue
         if isinstance(value, types.BuiltinFunctionType) and isinstance(value.__self__, types.ModuleType):
             key = key_of_loaded(value.__self__)
             if key is not None:
@@ -84,7 +97,8 @@ def _with_kernels(source: str, names: Mapping[str, Any], code: types.CodeType) -
     if any(getattr(names["extern_kernels"], name) is not getattr(torch, name, None) for name in extern):
         return None
     bytecode = marshal.dumps(compile(source, _FILE, "exec"))
-    return {"source": source, "bytecode": base64.b64encode(bytecode).decode(), "kernels": kernels, "extern": extern}
+    packed = base64.b64encode(bytecode).decode()
+    return {"source": source, "bytecode": packed, "kernels": kernels, "helpers": helpers, "extern": extern}
 
 
 _BUILTINS = dict.fromkeys(("range", "len", "min", "max", "int", "float", "bool", "tuple", "list", "abs"))
@@ -106,6 +120,10 @@ def code_from_data(data: Mapping[str, Any]) -> Any:
     kernels are machine code too. The source is for people.
     """
     names = dict(_plain_names())
+    for name, (helpers, function) in data["helpers"].items():
+        if helpers not in _HELPERS:
+            return None
+        names[name] = getattr(importlib.import_module(helpers), function)
     modules: dict[str, Any] = {}
     for name, (key, function) in data["kernels"].items():
         if key not in modules:

@@ -361,5 +361,15 @@ def test_kernels_that_are_not_kept_are_refused_and_nothing_is_written(tmp_path: 
     assert os.listdir(tmp_path) == []
 
 
+def test_code_that_cannot_be_written_down_is_refused_with_the_reason(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(inductor_code, "code_as_data", lambda compiled: None)
+    joint = dovetail.capture(lambda x: x.sin() * 7, (torch.randn(5),))
+    with pytest.raises(errors.ArtefactError, match="cannot be exported: the code of the inference graph is not there"):
+        joint.export(tmp_path / "step", kernels=True)
+    assert os.listdir(tmp_path) == []
+
+
 if __name__ == "__main__":
     main(Path(sys.argv[1]))

@@ -399,8 +399,13 @@ def compute_conjugates(job: Job) -> None:
     moved: set[torch.fx.Node] = set()
     for node in job.graph.graph.nodes:
         is_lazy = node.target in _LAZY
-        node.target = _LAZY.get(node.target, node.target)
         value: Any = node.meta.get("val")
+        if is_lazy and not isinstance(node.args[0], torch.fx.Node):
+            # Of a number, as in the gradient of a product with one: only the lazy operators take it for a tensor.
+            number = node.target(node.args[0]).item()
+            node.target, node.args = torch.ops.aten.scalar_tensor.default, (number,)
+            node.kwargs = {"dtype": value.dtype, "device": value.device}
+        node.target = _LAZY.get(node.target, node.target)
         if private_tensors.is_fake(value) and (is_lazy or not moved.isdisjoint(node.all_input_nodes)):
             # The value lies in memory otherwise than the view did, and so do views of it.
             args, kwargs = torch.fx.node.map_arg((node.args, node.kwargs), lambda item: item.meta["val"])

@@ -6,6 +6,7 @@ import base64
 import json
 import marshal
 import types
+import warnings
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -127,7 +128,7 @@ SOURCE = """class Runner:
         args.clear()
         return (torch.ops.aten.sin.default(x),)"""
 BYTECODE = base64.b64encode(marshal.dumps(compile(SOURCE, "x", "exec"))).decode()
-NAMES = {"kernels": {}, "extern": ["mm"], "bytecode": BYTECODE}
+NAMES = {"kernels": {}, "helpers": {}, "extern": ["mm"], "bytecode": BYTECODE}
 WHOLE = f"{json.dumps(NAMES)}\n{SOURCE}"
 KEY = cache.key_of("an example")
 
@@ -196,6 +197,24 @@ def test_nothing_is_looked_for_in_inductors_cache() -> None:
     graph = job_of().graph
     with only_from_cache(ours=True), pytest.raises(NotCachedError, match="code of the inference graph is not there"):
         backend.compile_inductor(graph, [], kind="inference", options={})
+
+
+@pytest.mark.parametrize(
+    "program", [program, lambda x: (x.to(torch.complex64) * 2j).abs()], ids=["kernel", "operators"]
+)
+def test_code_is_kept_with_the_checks_of_this_torch(
+    program: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each torch has other functions for them: one for all inputs from torch 2.15 on, and one in Python for operators."""
+    x = torch.randn(3, 4)
+    with fresh_cache(), warnings.catch_warnings():
+        warnings.simplefilter("ignore", UserWarning)
+        backend.compile_inductor(job_of(program, x).graph, [], kind="inference", options={})
+        monkeypatch.setattr(private_inductor, "inductor_compile", _refuse)
+        run = backend.compile_inductor(job_of(program, x).graph, [], kind="inference", options={})
+    same(run([x])[0], program(x), exact=False)
+    with pytest.raises((AssertionError, RuntimeError)):
+        run([torch.randn(4, 3)])
 
 
 def _refuse(*args: Any, **kwargs: Any) -> None:

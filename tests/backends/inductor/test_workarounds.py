@@ -73,6 +73,21 @@ def test_negated_inputs_parts_and_tangents() -> None:
     torch.testing.assert_close(found[1], found[0])
 
 
+def test_the_conjugate_of_a_number() -> None:
+    """It is in the gradient of a product with a complex number."""
+    found = []
+    for function in (_turned, dovetail.compile(_turned, backend="inductor", tiers="wait", fullgraph=True)):
+        x = torch.arange(1.0, 4.0).requires_grad_()
+        result = function(x)
+        result.sum().backward()
+        found.append((result.detach(), x.grad))
+    torch.testing.assert_close(found[1], found[0])
+
+
+def _turned(x: torch.Tensor) -> torch.Tensor:
+    return (x * (1 + 2j)).imag  # type: ignore[no-any-return]
+
+
 @pytest.mark.slow
 def test_a_backward_from_some_outputs() -> None:
     def program(x: torch.Tensor) -> tuple[torch.Tensor, ...]:
