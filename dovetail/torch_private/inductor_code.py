@@ -11,7 +11,6 @@ import ast
 import base64
 import dis
 import functools
-import importlib
 import json
 import marshal
 import math
@@ -45,16 +44,21 @@ def _plain_names() -> dict[str, Any]:
     }
 
 
-#: Modules from which generated code takes functions: native checks, allocations and views, and what loads without a compiler.
-_HELPERS = ("torch._C._dynamo.guards", "torch._inductor.runtime.runtime_utils")
+def _helpers(kind: str) -> Any:
+    """One of the modules from which generated code takes functions: native checks, allocations and views, or those in Python."""
+    if kind == "native":
+        return torch._C._dynamo.guards
+    from torch._inductor.runtime import runtime_utils
+
+    return runtime_utils
 
 
 def _place(value: Any) -> list[str] | None:
-    """The module of :data:`_HELPERS` that has this function, and its name there."""
+    """The kind of helpers that has this function, and its name there."""
     if isinstance(value, (types.FunctionType, types.BuiltinFunctionType)):
-        for module in _HELPERS:
-            if vars(importlib.import_module(module)).get(name := value.__name__) is value:
-                return [module, name]
+        for kind in ("native", "Python"):
+            if vars(_helpers(kind)).get(name := value.__name__) is value:
+                return [kind, name]
     return None
 
 
@@ -120,10 +124,7 @@ def code_from_data(data: Mapping[str, Any]) -> Any:
     kernels are machine code too. The source is for people.
     """
     names = dict(_plain_names())
-    for name, (helpers, function) in data["helpers"].items():
-        if helpers not in _HELPERS:
-            return None
-        names[name] = getattr(importlib.import_module(helpers), function)
+    names.update({name: getattr(_helpers(kind), function) for name, (kind, function) in data["helpers"].items()})
     modules: dict[str, Any] = {}
     for name, (key, function) in data["kernels"].items():
         if key not in modules:
