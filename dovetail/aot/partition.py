@@ -108,17 +108,17 @@ def save_everything(split: Split) -> Saved:
 
 def as_saved(nodes: Iterable[torch.fx.Node]) -> list[torch.fx.Node]:
     """These nodes in the form in which they can be saved."""
-    return list(dict.fromkeys(map(_in_savable_form, nodes)))
+    return list(dict.fromkeys(form for node in nodes for form in _savable_forms(node)))
 
 
-def _in_savable_form(node: torch.fx.Node) -> torch.fx.Node:
+def _savable_forms(node: torch.fx.Node) -> list[torch.fx.Node]:
     value = node.meta.get("val")
     if isinstance(value, (tuple, list)):
         raise AssertionError(f"{node.name} holds several tensors and cannot be saved as one value")
-    if isinstance(value, torch.SymFloat) and node.target is torch.ops.aten._local_scalar_dense.default:
-        # A symbolic float is saved as the tensor that it is read from: to every compiler that is an input like any other.
-        return node.args[0]  # type: ignore[return-value]
-    return node
+    if isinstance(value, torch.SymFloat) and node.op == "call_function":
+        # Saved as what it is computed of, a tensor in the end: to every compiler that is an input like any other.
+        return as_saved(node.all_input_nodes)
+    return [node]
 
 
 def partition(

@@ -85,6 +85,9 @@ def needed_inputs(joint: JointGraph) -> NeededInputs:
         reached.update(primals)
     elif has_code:
         reached.update(node for node, flag in zip(primals, joint.spec.input_requires_grad, strict=True) if flag)
+    # The program may compute with a number of which the graph reads only what is computed of it.
+    numbers = [node for node in primals if private_sizes.carried_float(node.meta.get("val")) is not None]
+    reached.update(numbers)
     symbolic = has_symbolic_sizes(primals)
     indices = tuple(
         index for index, node in enumerate(primals) if symbolic or node in reached or IN_GRADIENTS in node.meta
@@ -94,7 +97,7 @@ def needed_inputs(joint: JointGraph) -> NeededInputs:
     written = frozenset(mutation.input_index for mutation in joint.spec.mutations)
     varying = tuple(index for index in indices if has_symbolic_sizes([primals[index]]))
     # A hook may read what its tensor is not computed from.
-    is_whole = symbolic or has_code or joint.spec.freed_by_backward is None
+    is_whole = symbolic or has_code or bool(numbers) or joint.spec.freed_by_backward is None
     of_outputs = () if is_whole else _inputs_of_outputs(joint)
     return NeededInputs(indices, written, bool(draws), tuple(sorted(devices)), varying, of_outputs)
 

@@ -28,6 +28,7 @@ from torch import Tensor
 
 from dovetail.backends.inductor.arithmetic import LOOKING, arithmetic, or_else
 from dovetail.rules.optim.fused_updates import NAMES, takes_symbols
+from dovetail.rules.sizes.scalar_operators import takes_numbers
 from dovetail.torch_private import inductor as private_inductor
 from dovetail.trace.repeats import draws_random_numbers
 
@@ -102,6 +103,36 @@ def changing_numbers(table: dict[Any, Rule]) -> dict[Any, Rule]:
         _lerp(start, end, weight) if _has_symbol(weight) else NotImplemented
     )
     return {operator: or_else(rule, table.get(operator)) for operator, rule in found.items()}
+
+
+#: Operators with a float in their schema that Inductor takes apart.
+_BY_VALUE = (
+    *("huber_loss", "huber_loss_backward", "smooth_l1_loss_backward", "native_layer_norm", "native_group_norm"),
+    *(
+        "_native_batch_norm_legit.no_stats",
+        "_native_batch_norm_legit_functional",
+        "native_batch_norm_backward",
+        "nan_to_num",
+    ),
+)
+
+
+def numbers_by_value(table: Mapping[Any, Rule]) -> dict[Any, Rule]:
+    """Return the decompositions of the operators that take changing numbers in the place of floats."""
+    names = [name.partition(".") for name in _BY_VALUE]
+    operators = [getattr(getattr(_aten, name), overload or "default") for name, _, overload in names]
+    found = {takes_numbers(operator): table[operator] for operator in operators if operator in table}
+    found[takes_numbers(_aten.smooth_l1_loss.default)] = _smooth_l1_loss
+    found[takes_numbers(_aten.lerp.Scalar)] = _lerp
+    found[takes_numbers(_aten._foreach_lerp.Scalar)] = _each(_lerp)
+    return found
+
+
+def _smooth_l1_loss(one: Tensor, other: Tensor, reduction: int = 1, beta: Any = 1.0) -> Tensor:
+    # Torch's own decomposition looks whether ``beta`` is 0.
+    difference = (one - other).abs()
+    loss = torch.where(difference < beta, 0.5 * difference * difference / beta, difference - 0.5 * beta)
+    return loss if reduction == _NONE else loss.mean() if reduction == _MEAN else loss.sum()
 
 
 Update = Callable[..., Sequence[Tensor | None]]
@@ -308,7 +339,7 @@ def wanted_decompositions() -> dict[Any, Rule]:
     """
     table = {**private_inductor.inductor_decompositions(), **fused_optimizers()}
     table |= {_aten.nll_loss_backward.default: nll_loss_backward, _aten._efficientzerotensor.default: _zeros_in_memory}
-    table |= changing_numbers(table)
+    table |= changing_numbers(table) | numbers_by_value(table)
     table |= arithmetic(table)
     table |= outer_products(table)
     table[_aten.upsample_nearest2d_backward.default] = nearest_backward

@@ -1,7 +1,8 @@
 """Symbolic floats as the zero-dimensional tensors that carry them, because Inductor takes only tensors and integers.
 
 A float times a tensor of at least one dimension gives that tensor's dtype, whether the float is a Python number or a
-zero-dimensional tensor. A graph whose meaning would change is refused.
+zero-dimensional tensor. An operator with a float that is none of these, such as one that draws random numbers, is called as it is:
+it reads its float from the tensor when it runs. A graph whose meaning would change is refused.
 """
 
 from __future__ import annotations
@@ -14,11 +15,13 @@ import torch
 
 from dovetail.errors import BackendError
 from dovetail.rules.sizes.exact_numbers import real_power
+from dovetail.rules.sizes.scalar_operators import calls_with_tensors, gives_new_tensors, takes_tensors, torchs_own
 from dovetail.torch_private import tracing as private_tracing
 
 _aten = torch.ops.aten
 _CONVERT = torch.ops.prims.convert_element_type.default
 _READ = _aten._local_scalar_dense.default
+_NUMBER_TYPES = frozenset({"float", "number", "Optional[float]", "Optional[number]"})
 #: Operators on a tensor and a number, with the operator on two tensors.
 _ARITHMETIC = ("add", "sub", "mul", "div")
 _BINARY: dict[Any, Any] = {
@@ -33,6 +36,7 @@ _BINARY: dict[Any, Any] = {
     _aten.pow.Tensor_Scalar: _aten.pow.Tensor_Tensor,
     _aten.pow.Scalar: _aten.pow.Tensor_Tensor,
 }
+_COMPARISONS = frozenset(getattr(_aten, name).Scalar for name in ("eq", "ne", "lt", "le", "gt", "ge"))
 #: Operators on two tensors and a factor, with the operator that combines the two.
 _SCALED: dict[Any, Any] = {_aten.addcdiv.default: _aten.div.Tensor, _aten.addcmul.default: _aten.mul.Tensor}
 #: Python's functions of numbers, with the operator on zero-dimensional tensors of double precision.
@@ -130,6 +134,9 @@ def _with_value(made: torch.fx.Node, scalar: torch.fx.Node, value: torch.Tensor)
 
 def _rewrite(graph: torch.fx.Graph, user: torch.fx.Node, number: torch.fx.Node, tensor: torch.fx.Node) -> torch.fx.Node:
     """Change ``user`` to an operator that takes tensors; return the tensor in the number's place."""
+    meant = torchs_own(user.target)
+    if meant is not None and meant in _BINARY:
+        user.target = meant
     if user.target is _aten.scalar_tensor.default and user.args == (number,):
         dtype = user.kwargs.get("dtype") or torch.get_default_dtype()
         user.target, user.args, user.kwargs = _CONVERT, (tensor, dtype), {}
@@ -152,8 +159,8 @@ def _rewrite(graph: torch.fx.Graph, user: torch.fx.Node, number: torch.fx.Node, 
         return tensor
     others = [item for item in user.args if item is not number]
     if user.target not in _BINARY or user.kwargs.keys() - {"rounding_mode"} or len(others) != 1:
-        raise _refusal(user, number)
-    value = _checked(user, number, others[0])
+        return _as_it_is(user, number, tensor)
+    value = _checked(user, number, _as_floats(graph, user, others[0]))
     user.target = _BINARY[user.target]
     if value.dim():
         return tensor
@@ -162,6 +169,37 @@ def _rewrite(graph: torch.fx.Graph, user: torch.fx.Node, number: torch.fx.Node, 
         converted = graph.call_function(_CONVERT, (tensor, value.dtype))
     converted.meta = {**user.meta, "val": value}
     return converted
+
+
+def _as_floats(graph: torch.fx.Graph, user: torch.fx.Node, other: Any) -> Any:
+    """Have whole numbers and truth values beside a float as what they are converted to; return the argument of ``user``."""
+    value: Any = other.meta.get("val") if isinstance(other, torch.fx.Node) else None
+    if not isinstance(value, torch.Tensor) or value.is_floating_point() or value.is_complex():
+        return other
+    dtype = torch.get_default_dtype() if user.target in _COMPARISONS else user.meta["val"].dtype
+    with graph.inserting_before(user):
+        converted = graph.call_function(_CONVERT, (other, dtype))
+    converted.meta = {**user.meta, "val": value.to(dtype)}
+    user.replace_input_with(other, converted)
+    return converted
+
+
+def _as_it_is(user: torch.fx.Node, number: torch.fx.Node, tensor: torch.fx.Node) -> torch.fx.Node:
+    """Change ``user`` to an operator that calls it with the number in the tensor."""
+    operator = user.target
+    meant = calls_with_tensors(operator)
+    names, operator = meant if meant is not None else ((), operator)
+    if not isinstance(operator, torch._ops.OpOverload) or not gives_new_tensors(operator):
+        raise _refusal(user, number)
+    arguments = operator._schema.arguments
+    given = {**dict(zip((item.name for item in arguments), user.args, strict=False)), **user.kwargs}
+    found = tuple(item.name for item in arguments if given.get(item.name) is number or item.name in names)
+    if any(str(item.type) not in _NUMBER_TYPES for item in arguments if item.name in found):
+        raise _refusal(user, number)
+    user.target = takes_tensors(operator, found)
+    # What Inductor would lay the arguments out by, the number among them.
+    user.meta.pop("eager_input_vals", None)
+    return tensor
 
 
 def _filled(graph: torch.fx.Graph, user: torch.fx.Node, number: torch.fx.Node, tensor: torch.fx.Node) -> torch.fx.Node:

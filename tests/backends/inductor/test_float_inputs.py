@@ -8,13 +8,15 @@ from typing import Any
 
 import pytest
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 import dovetail
 from dovetail.backends.common.outputs import own_copy
+from dovetail.backends.inductor.decompositions import Decompositions
 from dovetail.backends.inductor.float_inputs import floats_as_tensors
 from dovetail.torch_private import tracing as private_tracing
-from tests.differential import same
+from tests.differential import backward, random_state, same, set_seed
 
 #: Programs that compute floats from a size.
 PROGRAMS: list[Callable[[Tensor], Any]] = [
@@ -36,7 +38,29 @@ SCHEDULED: list[Callable[[Tensor, float], Any]] = [
 ]
 
 
-def _recorded(rewritten: list[torch.fx.GraphModule]) -> dovetail.backends.Backend:
+#: Programs with functions that take a float by value, taken apart or called as they are.
+BY_VALUE: list[Callable[[Tensor, float], Any]] = [
+    lambda x, rate: (F.huber_loss(x, x.flip(0), delta=rate), F.smooth_l1_loss(x, x.flip(0) * 2, beta=rate)),
+    lambda x, rate: F.cross_entropy(x, torch.tensor([0, 2, 1, 1]), label_smoothing=rate),
+    lambda x, rate: (
+        F.layer_norm(x, (3,), eps=rate),
+        F.batch_norm(x, torch.zeros(3), torch.ones(3), training=True, momentum=rate),
+    ),
+    lambda x, rate: (
+        F.elu(x, rate),
+        F.hardshrink(x, rate),
+        F.softshrink(x, rate),
+        x.abs() ** rate,
+        torch.lerp(x, -x, rate),
+    ),
+    lambda x, rate: F.dropout(x, rate) + torch.empty(4, 3).normal_(0, rate) + torch.empty(3).uniform_(-rate, rate),
+    lambda x, rate: (F.multi_margin_loss(x, torch.tensor([0, 2, 1, 1]), margin=rate), F.pad(x, (1, 1), value=rate)),
+    lambda x, rate: (torch.arange(3) * rate + x, torch.arange(4) < rate, torch.addmm(x @ x.t(), x, x.t(), beta=rate)),
+    lambda x, rate: (torch.nan_to_num(x.log(), nan=rate), torch.logit(x.sigmoid(), rate / 10)),
+]
+
+
+def _recorded(rewritten: list[torch.fx.GraphModule], **options: Any) -> dovetail.backends.Backend:
     """A backend that runs graphs without floats, which it leaves in ``rewritten``."""
 
     def compile(graph: torch.fx.GraphModule, inputs: Any, *, kind: Any, options: Any) -> Callable[[list[Any]], Any]:
@@ -45,7 +69,7 @@ def _recorded(rewritten: list[torch.fx.GraphModule]) -> dovetail.backends.Backen
         rewritten.append(own)
         return lambda given: list(torch.fx.Interpreter(own).run(*given))
 
-    return dovetail.backends.Backend("floats", compile, data_sizes=True)
+    return dovetail.backends.Backend("floats", compile, data_sizes=True, **options)
 
 
 @pytest.mark.parametrize("number", range(len(SCHEDULED)))
@@ -57,6 +81,26 @@ def test_numbers_of_a_schedule(number: int) -> None:
         same(function(x, rate), compiled(x, rate), exact=False)
     assert dovetail.events_of(compiled).count("capture") == 2
     values = [node.meta.get("val") for node in rewritten[-1].graph.nodes]
+    assert not any(isinstance(value, torch.SymFloat) for value in values)
+
+
+@pytest.mark.sampled(4)
+@pytest.mark.parametrize("number", range(len(BY_VALUE)))
+def test_numbers_that_functions_take_by_value(number: int) -> None:
+    function, rewritten = BY_VALUE[number], []
+    backend = _recorded(rewritten, decompositions=Decompositions)
+    compiled = dovetail.compile(function, backend=backend, fullgraph=True)
+    for seed, rate in enumerate((0.9, 0.75, 0.6, 0.45)):
+        found = []
+        for run in (function, compiled):
+            set_seed(seed)
+            x = torch.linspace(-2, 3, 12).view(4, 3).requires_grad_()
+            result = run(x, rate)
+            backward(result)
+            found.append((result, x.grad, random_state()))
+        same(*found, exact=False)
+    assert dovetail.events_of(compiled).count("capture") == 2
+    values = [node.meta.get("val") for graph in rewritten[-2:] for node in graph.graph.nodes]
     assert not any(isinstance(value, torch.SymFloat) for value in values)
 
 

@@ -1,0 +1,255 @@
+"""What torch's functions do with the floats that they take by value, as their C++ is written (torch 2.11 to 2.15).
+
+``tests/rules/sizes/test_numbers_by_value.py`` compares each of them with eager for numbers of a schedule, gradients included: a
+number that is computed and not said here would stay that of the capture.
+"""
+
+from __future__ import annotations
+
+import math
+import operator
+from typing import Any
+
+import torch
+
+from dovetail.frontend.protocol import TracingInterpreter
+from dovetail.frontend.rules import Arguments, number_rule
+from dovetail.rules.sizes.numbers_by_value import Computed, Needs, UnknownCallError, by_value, changing
+
+_ALPHA = 1.7580993408473766
+
+
+def _below(left: Any, right: Any) -> Computed:
+    return Computed(operator.lt, (left, right))
+
+
+def _at_most(left: Any, right: Any) -> Computed:
+    return Computed(operator.le, (left, right))
+
+
+def _minus(left: Any, right: Any) -> Computed:
+    return Computed(operator.sub, (left, right))
+
+
+def _times(left: Any, right: Any) -> Computed:
+    return Computed(operator.mul, (left, right))
+
+
+def _over(left: Any, right: Any) -> Computed:
+    return Computed(operator.truediv, (left, right))
+
+
+def _known(*values: Any) -> None:
+    if not all(values):
+        raise UnknownCallError
+
+
+# --- losses -----------------------------------------------------------------------------------------------------------
+
+
+@by_value("huber_loss", "smooth_l1_loss")
+def smooth_losses(*args: Any, **named: Any) -> Needs:
+    """``delta`` is positive; ``beta`` of 0 is another function."""
+    return Needs(holds=tuple(_below(0.0, number) for number in changing(args, named)))
+
+
+@by_value("cross_entropy")
+def cross_entropy(
+    input: torch.Tensor,
+    target: torch.Tensor,
+    weight: Any = None,
+    size_average: Any = None,
+    ignore_index: int = -100,
+    reduce: Any = None,
+    reduction: str = "mean",
+    label_smoothing: float = 0.0,
+) -> Needs:
+    """The losses are weighted by what is left over, and by the share of each class."""
+    classes = input.shape[0 if input.dim() == 1 else 1]
+    _known(type(classes) is int)
+    return Needs(
+        holds=(_below(0.0, label_smoothing), _at_most(label_smoothing, 1.0)),
+        computed=(_minus(1, label_smoothing), _over(label_smoothing, classes)),
+        hands_on=False,
+    )
+
+
+@by_value(
+    "margin_ranking_loss", "hinge_embedding_loss", "cosine_embedding_loss", "multi_margin_loss", "poisson_nll_loss"
+)
+def losses_with_margins(*args: Any, **named: Any) -> Needs:
+    """A margin, or what keeps a logarithm finite, is added to a tensor."""
+    return Needs()
+
+
+@by_value("triplet_margin_loss")
+def triplet_margin_loss(
+    anchor: Any,
+    positive: Any,
+    negative: Any,
+    margin: float = 1.0,
+    p: Any = 2,
+    eps: Any = 1e-6,
+    *rest: Any,
+    **named: Any,
+) -> Needs:
+    """The margin is added to a tensor; the order of the norm decides more."""
+    _known(not isinstance(p, torch.SymFloat), not isinstance(eps, torch.SymFloat))
+    return Needs(holds=(_below(0.0, margin),))
+
+
+# --- dropout ----------------------------------------------------------------------------------------------------------
+
+
+def _dropped(input: torch.Tensor, p: Any, training: Any) -> tuple[Computed, ...]:
+    """The conditions under which numbers are drawn."""
+    _known(training is True, input.device.type == "cpu", input.numel() != 0)
+    return (_below(0.0, p), _below(p, 1.0))
+
+
+@by_value("dropout", "dropout_", "dropout1d", "dropout2d", "dropout3d", "feature_dropout", "feature_dropout_")
+def dropout(input: torch.Tensor, p: float = 0.5, training: Any = True, inplace: Any = False, **named: Any) -> Needs:
+    """Noise of zeros and ones is divided by the share that is kept; on a GPU one kernel does all."""
+    training = named.pop("train", training)
+    if training is False:
+        return Needs(holds=(_at_most(0.0, p), _at_most(p, 1.0)), hands_on=False)
+    return Needs(holds=_dropped(input, p, training), computed=(_minus(1, p),), hands_on=False)
+
+
+@by_value("scaled_dot_product_attention")
+def attention(
+    query: Any, key: Any, value: Any, attn_mask: Any = None, dropout_p: float = 0.0, *rest: Any, **named: Any
+) -> Needs:
+    """With dropout, a CPU has no kernel for all of it."""
+    _known(query.device.type == "cpu", not changing(rest, named))
+    return Needs(holds=_dropped(query, dropout_p, True), computed=(_minus(1, dropout_p),), hands_on=False)
+
+
+@by_value("alpha_dropout", "alpha_dropout_", "feature_alpha_dropout", "feature_alpha_dropout_")
+def alpha_dropout(input: torch.Tensor, p: float = 0.5, training: Any = False, *rest: Any, **named: Any) -> Needs:
+    """What is dropped goes to where it leaves mean and variance alone."""
+    kept = _minus(1, p)
+    under_the_root = _times(Computed(operator.add, (_times(_ALPHA * _ALPHA, p), 1)), kept)
+    scale = _over(1.0, Computed(math.sqrt, (under_the_root,)))
+    moved = _times(_ALPHA, scale)
+    holds = _dropped(input, p, named.pop("train", training))
+    return Needs(holds=holds, computed=(kept, scale, moved, _times(moved, p)), hands_on=False)
+
+
+# --- normalisation ----------------------------------------------------------------------------------------------------
+
+
+@by_value("layer_norm", "group_norm")
+def normalisation(*args: Any, **named: Any) -> Needs:
+    """What is added to a variance."""
+    return Needs(holds=tuple(_at_most(0.0, number) for number in changing(args, named)))
+
+
+@by_value("batch_norm", "instance_norm")
+def normalisation_with_averages(input: torch.Tensor, *rest: Any, **named: Any) -> Needs:
+    """What is added to a variance, and by how much an average moves; a GPU has operators that write to the averages unseen."""
+    _known(input.device.type == "cpu")
+    return Needs(holds=tuple(_below(0.0, number) for number in changing(rest, named)))
+
+
+# --- random numbers ---------------------------------------------------------------------------------------------------
+
+
+@by_value("bernoulli", "bernoulli_")
+def bernoulli(self: torch.Tensor, p: float, generator: None = None) -> Needs:
+    """See the name."""
+    return Needs(holds=(_at_most(0.0, p), _at_most(p, 1.0)))
+
+
+@by_value("uniform_")
+def uniform(self: torch.Tensor, start: float = 0.0, to: float = 1.0, generator: None = None) -> Needs:
+    """See the name."""
+    return Needs(holds=(_below(start, to),))
+
+
+@by_value("normal_")
+def normal_(self: torch.Tensor, mean: float = 0.0, std: float = 1.0, generator: None = None) -> Needs:
+    """See the name."""
+    return Needs(holds=(_at_most(0.0, std),))
+
+
+@by_value("normal")
+def normal(mean: float, std: float, size: Any, **named: Any) -> Needs:
+    """The distribution of all numbers of a new tensor."""
+    _known(not named, not isinstance(mean, torch.Tensor), not isinstance(std, torch.Tensor))
+    return Needs(holds=(_at_most(0.0, std),))
+
+
+@by_value("exponential_")
+def exponential(self: torch.Tensor, lambd: float = 1.0, generator: None = None) -> Needs:
+    """See the name."""
+    return Needs(holds=(_below(0.0, lambd),))
+
+
+# --- by elements ------------------------------------------------------------------------------------------------------
+
+
+@by_value("lerp", "lerp_", "_foreach_lerp", "_foreach_lerp_")
+def lerp(input: Any, end: Any, weight: float) -> Needs:
+    """The gradient is shared out by the weight."""
+    return Needs(in_backward=(_minus(1, weight),))
+
+
+@by_value("pow", "pow_")
+def power(self: torch.Tensor, exponent: float) -> Needs:
+    """The gradient has a power by one less."""
+    _known(isinstance(self, torch.Tensor))
+    return Needs(in_backward=(_minus(exponent, 1.0),))
+
+
+@number_rule
+def power_of_tensor(interpreter: TracingInterpreter, function: Any, operands: Arguments) -> Any:
+    """The operator as the function that it means."""
+    if function is not operator.pow or not isinstance(operands[0], torch.Tensor):
+        return NotImplemented
+    return interpreter.call_torch(torch.pow, operands, {})
+
+
+@by_value("nan_to_num", "nan_to_num_")
+def nan_to_num(input: Any, nan: Any = None, posinf: Any = None, neginf: Any = None) -> Needs:
+    """See the name."""
+    return Needs()
+
+
+@by_value("logit", "logit_")
+def logit(input: Any, eps: Any = None) -> Needs:
+    """Its gradient has bounds of its own."""
+    return Needs(holds=(_at_most(0.0, eps),), in_backward=(_minus(1.0, eps),))
+
+
+# --- others -----------------------------------------------------------------------------------------------------------
+
+
+@by_value("pad", "constant_pad_nd")
+def pad(input: Any, pad: Any, *rest: Any, **named: Any) -> Needs:
+    """See the name."""
+    return Needs()
+
+
+@by_value("quantile", "nanquantile")
+def quantile(input: Any, q: float, *rest: Any, **named: Any) -> Needs:
+    """The number becomes a tensor."""
+    return Needs(holds=(_at_most(0.0, q), _at_most(q, 1.0)))
+
+
+@by_value("trapezoid", "trapz")
+def trapezoid(y: Any, *, dx: float = 1.0, dim: int = -1) -> Needs:
+    """The step is multiplied by."""
+    return Needs()
+
+
+@by_value("cosine_similarity")
+def cosine_similarity(x1: Any, x2: Any, dim: int = 1, eps: float = 1e-8) -> Needs:
+    """The number becomes a tensor."""
+    return Needs()
+
+
+@by_value("isclose")
+def isclose(input: Any, other: Any, rtol: float = 1e-5, atol: float = 1e-8, equal_nan: bool = False) -> Needs:
+    """Where both are 0 only equal numbers are close."""
+    return Needs(holds=(_below(0.0, atol), _below(0.0, rtol)))
