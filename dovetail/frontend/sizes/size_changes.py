@@ -61,7 +61,11 @@ class SizeChanges:
         """The policy of symbolic sizes and numbers for the next capture; ``dynamic`` is the option."""
         if dynamic is False or not allows_symbols:
             return ShapePolicy(allowed=False)
-        leaves = private_trees.tree_leaves((args, dict(kwargs)))
+        met: set[int] = set()  # a container may hold itself: met again, it is a leaf
+        leaves = private_trees.tree_leaves(
+            (args, dict(kwargs)),
+            is_leaf=lambda item: id(item) in met or bool(met.update((id(item),))),  # type: ignore[func-returns-value]
+        )
         return ShapePolicy(
             everything=dynamic is True,
             sizes=self.sizes,
