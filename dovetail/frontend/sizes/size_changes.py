@@ -61,11 +61,15 @@ class SizeChanges:
         """The policy of symbolic sizes and numbers for the next capture; ``dynamic`` is the option."""
         if dynamic is False or not allows_symbols:
             return ShapePolicy(allowed=False)
-        met: set[int] = set()  # a container may hold itself: met again, it is a leaf
-        leaves = private_trees.tree_leaves(
-            (args, dict(kwargs)),
-            is_leaf=lambda item: id(item) in met or bool(met.update((id(item),))),  # type: ignore[func-returns-value]
-        )
+        met: set[int] = set()
+
+        def is_met(item: Any) -> bool:
+            # A container may hold itself.
+            count = len(met)
+            met.add(id(item))
+            return len(met) == count
+
+        leaves = private_trees.tree_leaves((args, dict(kwargs)), is_leaf=is_met)
         return ShapePolicy(
             everything=dynamic is True,
             sizes=self.sizes,

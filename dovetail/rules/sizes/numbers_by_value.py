@@ -4,7 +4,8 @@ Torch asks a symbolic number for its value where C++ wants a ``double``, which w
 :mod:`.functions_by_value` C++ is given a stand-in: a float near the number whose last bits are nowhere else in the program. Where a
 stand-in arrives at an operator of the trace, in the forward or in autograd's own formulas, the number is put in its place. That
 is right for functions that do nothing with the float but hand it on, or compute from it what their entry says: what they compute
-is computed by Python, at every call, and has a stand-in too. What they ask of it is a guard.
+is computed by Python, at every call, and has a stand-in too. What they ask of it is a guard. A call of which
+:func:`.dependent_floats` finds that it hands on something else is left to the rule that holds a number to its value.
 
 An operator whose schema has a ``float`` is recorded as that of :mod:`.scalar_operators`, which calls it with the number.
 """
@@ -24,6 +25,7 @@ import torch
 
 from dovetail.frontend.protocol import TracingInterpreter
 from dovetail.frontend.rules import Arguments, Keywords, method_rule
+from dovetail.rules.sizes.floats_given_on import dependent_floats
 from dovetail.rules.sizes.number_tensors import with_owner
 from dovetail.rules.sizes.scalar_operators import takes_numbers
 from dovetail.torch_private import autograd as private_autograd
@@ -91,6 +93,8 @@ class _StandIns:
     numbers: dict[float, Any] = field(default_factory=dict)
     given: dict[Any, float] = field(default_factory=dict)
     arrived: set[float] = field(default_factory=set)
+    #: Calls that were looked at by :func:`dependent_floats`, and whether all that they compute is known.
+    checked: dict[Any, bool] = field(default_factory=dict)
     #: The function that the next call means, where it is called with stand-ins.
     called: Any = None
     #: What is given up where a stand-in has come into the graph.
@@ -215,6 +219,8 @@ def _call(interpreter: TracingInterpreter, function: Any, args: Arguments, kwarg
         # A number that is 0 here does not change, and has a stand-in that is not 0.
         found.put(stand_in := _plain(found, item), _symbolic(interpreter, item))
         forward += [stand_in] if item in needs.computed else []
+    if not _is_all_known(found, function, given, kwargs):
+        return NotImplemented
     found.is_once |= bool(needs.in_backward)
     found.arrived.clear()
     found.called = name
@@ -231,6 +237,25 @@ def _call(interpreter: TracingInterpreter, function: Any, args: Arguments, kwarg
     if not found.arrived.issuperset(forward):
         raise Retry(f"{name} computes with a float in another way", without=strategy)
     return result
+
+
+def _is_all_known(found: _StandIns, function: Any, args: Arguments, kwargs: Keywords) -> bool:
+    """Whether torch hands nothing to its operators that depends on a float of the call and has no number in its place."""
+    is_bound = isinstance(getattr(function, "__self__", None), torch.Tensor)
+    callee = getattr(torch.Tensor, function.__name__) if is_bound else function
+    key = callee, *map(_facts, args), *((name, _facts(item)) for name, item in kwargs.items())
+    if key not in found.checked:
+        floats = {id(number): found.of(number) for number in changing(args, kwargs)}
+        dependent = dependent_floats(callee, args, kwargs, floats)
+        found.checked[key] = dependent is not None and dependent <= found.numbers.keys()
+    return found.checked[key]
+
+
+def _facts(value: Any) -> Any:
+    """All that a function may choose its way by."""
+    if isinstance(value, torch.Tensor):
+        return tuple(map(private_sizes.hint, value.shape)), value.dtype, value.device, value.requires_grad
+    return private_sizes.first_expression(value) if private_sizes.is_symbolic(value) else repr(value)
 
 
 def _is_plain(values: Any) -> bool:

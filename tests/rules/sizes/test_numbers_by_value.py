@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 import dovetail
+from dovetail.rules.sizes import floats_given_on, numbers_by_value
 from tests.differential import backward, captures, gradients, random_state, same, set_seed
 
 pytestmark = pytest.mark.usefixtures("quiet")
@@ -226,3 +227,28 @@ def test_a_transform_holds_the_number() -> None:
         return torch.func.vmap(lambda row: F.huber_loss(row, Y[0], delta=v))(x)
 
     _check(program, SCHEDULE[:3])
+
+
+def test_what_is_not_known_of_a_function_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(numbers_by_value, "dependent_floats", lambda *call: {0.123})
+    assert captures(_check(lambda x, v: F.dropout(x, v) * 2, SCHEDULE)) >= len(SCHEDULE)
+    monkeypatch.setattr(numbers_by_value, "dependent_floats", lambda *call: None)
+    assert captures(_check(lambda x, v: F.huber_loss(x, Y, delta=v), SCHEDULE)) >= len(SCHEDULE)
+
+
+@pytest.mark.parametrize(
+    ("function", "args", "expected"),
+    [
+        (torch.dropout, (X, 0.25, True), {0.75}),
+        (torch.lerp, (X, Y, 0.25), {0.25, 0.75}),
+        (torch.celu, (X, 0.25), {0.25, 4.0}),
+        (torch.sin, (X,), set()),
+        (torch.dropout, (X, 0.25, "no flag"), None),
+    ],
+)
+def test_floats_that_depend_on_another(function: Any, args: tuple[Any, ...], expected: Any) -> None:
+    given = [item.clone().requires_grad_() if isinstance(item, Tensor) else item for item in args]
+    before = random_state()
+    floats = {id(item): item for item in given if type(item) is float}
+    assert floats_given_on.dependent_floats(function, given, {}, floats) == expected
+    same(random_state(), before)
