@@ -17,7 +17,7 @@ from dovetail.frontend.rules import Arguments, Keywords, operator_rule, rule
 from dovetail.frontend.values.leaves import plain_numbers
 from dovetail.guards import ItemSource
 from dovetail.guards.reading import plain_items, plain_keys, plain_length
-from dovetail.rules.sizes.places import check_numbers
+from dovetail.rules.sizes.places import check_numbers, end_before_growth
 from dovetail.trace import ShapePolicy
 
 _DICTIONARIES = (dict, collections.defaultdict, collections.OrderedDict)
@@ -131,7 +131,18 @@ for _kind in (dict, collections.OrderedDict):
     _view(_kind.values, lambda key, value: value)
 
 
-# --- items that are taken out ----------------------------------------------------------------------------------------
+# --- items that are taken out and put in -----------------------------------------------------------------------------
+
+
+def _is_read_by_items(interpreter: TracingInterpreter, owner: list[Any]) -> bool:
+    """Read each item of a short list with numbers that change by itself: what is left of them is what the program makes of it."""
+    if type(owner) is not list or len(owner) > _MOST_TAKEN or not _some_change(interpreter, owner):
+        return False
+    items = [interpreter.load_item(owner, place) for place in range(len(owner))]
+    interpreter.guard_length(owner)
+    interpreter.effects.touch_all(owner)
+    owner[:] = items
+    return True
 
 
 @rule(list.pop)
@@ -139,15 +150,20 @@ def _pop(interpreter: TracingInterpreter, args: Arguments, kwargs: Keywords) -> 
     if not args or not isinstance(args[0], list):
         return interpreter.native(list.pop, args, kwargs)
     owner, *places = args
-    is_short = type(owner) is list and len(owner) <= _MOST_TAKEN and not kwargs
-    if is_short and _some_change(interpreter, owner):
-        # Each item is read by itself, and what is left of them is what the program makes of the list.
-        items = [interpreter.load_item(owner, place) for place in range(len(owner))]
-        interpreter.guard_length(owner)
-        interpreter.effects.touch_all(owner)
-        owner[:] = items
+    if not kwargs and _is_read_by_items(interpreter, owner):
         return owner.pop(*map(plain_numbers, places))
     return interpreter.call_container_method(owner, list.pop.__get__(owner), tuple(places), kwargs)
+
+
+@rule(list.insert)
+def _insert(interpreter: TracingInterpreter, args: Arguments, kwargs: Keywords) -> Any:
+    if len(args) != 3 or not isinstance(args[0], list):
+        return interpreter.native(list.insert, args, kwargs)
+    owner, place, item = args
+    end_before_growth(interpreter, owner)
+    if not kwargs and type(place) is int and _is_read_by_items(interpreter, owner):
+        return owner.insert(place, item)
+    return interpreter.call_container_method(owner, list.insert.__get__(owner), (place, item), kwargs)
 
 
 # --- copies -----------------------------------------------------------------------------------------------------------

@@ -69,6 +69,21 @@ def end_before_store(interpreter: TracingInterpreter, items: Any, place: Any) ->
         )
 
 
+def end_before_growth(interpreter: TracingInterpreter, items: Any) -> None:
+    """End the graph before an item is put into a list that had another length in every capture."""
+    values, settings = interpreter.values, interpreter.trace.settings
+    is_old = values.source_of(items) is not None and not values.in_backward and not values.journal.written(items)
+    if not is_old or not (settings.allows(GRAPH_BREAKS) and settings.allows(_SET_BETWEEN_GRAPHS)):
+        return
+    if len(_seen(interpreter, "lengths", plain_length(items))) > _MOST_CONTENTS:
+        raise Break(
+            "an item is put into a list that has another length at each call",
+            "append it, or put it in outside of the function",
+            otherwise=_SET_BETWEEN_GRAPHS,
+            is_clean=True,
+        )
+
+
 def _seen(interpreter: TracingInterpreter, what: str, value: Any) -> Any:
     """What captures have seen at this instruction, up to one more than :data:`_MOST_CONTENTS`; ``value`` is seen now."""
     frame = interpreter.frames[-1]
