@@ -267,6 +267,12 @@ class GraphBuilder:
             self.fail(f"{kind.__name__} takes its gradients as one list (boxed_grads_call)")
         hook = self._item(self._arguments["hooks"], backward_index)
         is_tensor = [metadata is not None for metadata in output_metadatas]
+        if hasattr(kind, "divides"):
+            if kind.divides(context):
+                self.fail(
+                    "the gradient of an output is asked for, and another output of the same graph was computed from it"
+                )
+            is_tensor[1:] = [False] * len(is_tensor[1:])
         defined = [value is not None for value in inputs]
         given = (defined, self._reference(list(saved_tensors)), *self._reference(list(inputs)))
         whole = self._step(functions.call_backward, hook, is_tensor, *given)

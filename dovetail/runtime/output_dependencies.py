@@ -45,8 +45,7 @@ def prepare_hooks(result: torch.Tensor) -> Mapping[int, Any]:
     if hooks is None:
         # What Tensor.register_hook does at the first hook.
         hooks = result._backward_hooks = GradientHooks()
-        node: Any = result.grad_fn
-        node._register_hook_dict(result)
+        result.grad_fn._register_hook_dict(result)  # type: ignore[union-attr]
     return hooks
 
 
@@ -62,14 +61,17 @@ class DependentOutput(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, gradient: torch.Tensor | None) -> tuple[torch.Tensor | None, ...]:
         """The gradient as it comes, for the first tensor only; or its parts for the others."""
-        origin, *edges = ctx.next_functions
-        sources = getattr(ctx, "sources", ())
-        if gradient is not None and any(_is_wanted(*item) for item in zip(edges, sources, strict=False)):
-            call = getattr(origin[0], "call", None)
+        if gradient is not None and DependentOutput.divides(ctx):
+            call = getattr(ctx.next_functions[0][0], "call", None)
             if call is None or call.graph.derivatives is None:
                 raise partial_gradient("the graph has no further derivative")
             return tuple(call.graph.derivatives.divide(ctx, gradient))
-        return gradient, *[None] * len(edges)
+        return gradient, *[None] * len(ctx.next_functions[1:])
+
+    @staticmethod
+    def divides(ctx: Any) -> bool:
+        """Whether something is wanted at an edge. A captured backward is told that otherwise nothing comes there."""
+        return any(_is_wanted(*item) for item in zip(ctx.next_functions[1:], getattr(ctx, "sources", ()), strict=False))
 
 
 _direct_apply = private_autograd.direct_apply(DependentOutput)
@@ -124,6 +126,5 @@ def partial_gradient(reason: str) -> PartialGradientError:
 
 def is_edge(wanted: Any, node: Any, number: int) -> bool:
     """Whether a wanted gradient (:func:`wanted_gradients`) is the one that arrives there."""
-    if isinstance(wanted, torch.Tensor):
-        return wanted.grad_fn is node and wanted.output_nr == number
-    return wanted.node is node and wanted.output_nr == number  # type: ignore[no-any-return]
+    found = wanted.grad_fn if isinstance(wanted, torch.Tensor) else wanted.node
+    return found is node and wanted.output_nr == number

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import collections
+import sys
 import threading
 import types
 from typing import Any
@@ -112,14 +113,11 @@ class Attributes(LookupGuards):
 
     def _load_tensor_attribute(self, target: torch.Tensor, name: str) -> Any:
         traced = self.trace.input_of(target)
-        if (handler := attribute_rule.get(name)) is not None:
-            found = handler(self, target, name)
-            if found is not NotImplemented:
-                return found
-        if traced is not None:
-            found = self._load_input_attribute(traced, target, name)
-            if found is not MISSING:
-                return found
+        handler = attribute_rule.get(name)
+        if handler is not None and (found := handler(self, target, name)) is not NotImplemented:
+            return found
+        if traced is not None and (found := self._load_input_attribute(traced, target, name)) is not MISSING:
+            return found
         if name == "_base":
             raise Break("._base of a tensor is read", "read it outside of the compiled function")
         target = self.values.wrap(target)
@@ -127,16 +125,11 @@ class Attributes(LookupGuards):
             return self.values.tensor_attributes[id(target)][1][name]
         try:
             return self.values.wrap(getattr(target, name))
-        except AttributeError as raised:
-            error = raised
-        if str(error) == f"{type(target).__name__!r} object has no attribute {name!r}":
-            shown = "Tensor" if traced is None else type(traced.real).__name__
-            error = AttributeError(f"{shown!r} object has no attribute {name!r}", name=name)
-        try:
-            raise error
-        finally:
-            # The traceback leads to this call.
-            del error
+        except AttributeError as error:
+            if str(error) != f"{type(target).__name__!r} object has no attribute {name!r}":
+                raise
+        shown = "Tensor" if traced is None else type(traced.real).__name__
+        raise AttributeError(f"{shown!r} object has no attribute {name!r}", name=name)
 
     def _load_input_attribute(self, traced: TracedInput, target: torch.Tensor, name: str) -> Any:
         """An attribute that an input has beside its traced tensor; :data:`MISSING` where that knows it."""
@@ -159,8 +152,14 @@ class Attributes(LookupGuards):
         values, is_fixed = self.values, is_trusted(target.__name__)
         at = values.pin(target, target.__name__)
         found = getattr(target, name, MISSING)  # some are filled when they are asked
+        is_written = self.effects.written(
+            target.__dict__, name
+        )  # by a function of this module, to its own global variable
+        if is_written and name in target.__dict__:
+            return values.wrap(found)
         if not is_fixed and name not in target.__dict__ and class_attribute(type(target), name)[0] is MISSING:
-            values.guard(InstanceDictSource(at), HasNoKey(name), f"{target.__name__} has no {name}")
+            if not is_written:
+                values.guard(InstanceDictSource(at), HasNoKey(name), f"{target.__name__} has no {name}")
             # A function of its class, as transformers has it, or of its own, that is asked at every reading.
             if (getter := class_attribute(type(target), "__getattr__")[0]) is not MISSING:
                 return self.call(getter, (target, name), {})
@@ -188,8 +187,7 @@ class Attributes(LookupGuards):
         function = target.__func__ if isinstance(target, types.MethodType) else target
         if name in getattr(function, "__dict__", ()):
             item = self._own_item_source(function.__dict__, values.source_of(function), name)
-            value = function.__dict__[name]
-            return values.wrap(value) if item is None else values.read(value, item)
+            return values.read(function.__dict__[name], item)
         if not self.is_created(function):
             if not hasattr(target, name) and not self.effects.written(function.__dict__, name):
                 source = InstanceDictSource(values.pin(function, function.__qualname__))
@@ -364,7 +362,10 @@ class Attributes(LookupGuards):
         if isinstance(found, staticmethod):
             return self.part_on_class(owner, name, found, "__func__")
         if isinstance(found, classmethod):
-            return types.MethodType(self.part_on_class(owner, name, found, "__func__"), kind)
+            inside = self.part_on_class(owner, name, found, "__func__")
+            if isinstance(inside, property) and sys.version_info < (3, 13):
+                return self.call(inside.fget, (kind,), {})
+            return types.MethodType(inside, kind)
         return found.__get__(None, kind) if isinstance(found, types.ClassMethodDescriptorType) else MISSING
 
     def _load_slot(self, found: Any, target: Any, name: str) -> Any:

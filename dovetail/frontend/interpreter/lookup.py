@@ -116,12 +116,10 @@ class LookupGuards(TracingInterpreter):
         if self.needs_no_guard(owner) and not (is_heap_type(owner) and is_patched_like_the_users(owner.__module__)):
             return
         source: Source = AttributeSource(self.values.pin(owner, owner.__qualname__), name)
-        if isinstance(found, property) and type(found) is not property:
+        if isinstance(found, (staticmethod, classmethod)):
+            source, found = AttributeSource(self.class_item_source(owner, name), "__func__"), found.__func__
+        elif isinstance(found, property) and type(found) is not property:
             source = self.class_item_source(owner, name)
-        elif isinstance(found, classmethod):
-            source, found = AttributeSource(source, "__func__"), found.__func__
-        elif isinstance(found, staticmethod):
-            found = found.__func__
         if isinstance(found, (types.FunctionType, property)):
             self.values.guard(source, Identity(found), f"{owner.__qualname__}.{name} was found on the class")
 

@@ -67,6 +67,31 @@ def class_in_a_function(x: Any) -> Any:
     )
 
 
+class Columns:
+    first = 1
+
+    @classmethod
+    @property
+    def place(cls) -> int:
+        return cls.first
+
+    @classmethod
+    @property
+    def both(cls) -> slice:
+        return slice(cls.first, cls.first + 2)
+
+
+class LaterColumns(Columns):
+    first = 0
+
+
+@case
+def properties_of_classes(x: Any) -> Any:
+    # Python 3.11 and 3.12 bind what a class method holds; later ones make a method of it.
+    found = [kind.place for kind in (Columns, LaterColumns)], Columns().place, LaterColumns.both
+    return x * (found[0][0] + 1 if isinstance(found[0][0], int) else 3), isinstance(found[1], int), found[0][1] == 0
+
+
 @case(breaks="a class is defined")
 def class_body_names(x: Any) -> Any:
     enclosing = "outer"
