@@ -3,8 +3,7 @@
 The logger sees the program's own lines as its callers. A message whose arguments are tensors or objects breaks the graph, since
 these may change before the graph has run; a message that the logger's level drops is only a guard on that.
 
-Formatting a symbolic size would hold the graph to one size. A text that is used in a message alone (the instructions that follow
-say whether it is) keeps a mark for the number instead, which is replaced when the message is given.
+Texts of numbers that change (:mod:`.texts_of_numbers`) are written when the message is given.
 """
 
 from __future__ import annotations
@@ -12,25 +11,23 @@ from __future__ import annotations
 import dis
 import functools
 import logging
-import re
-import secrets
 import types
 import warnings
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from dovetail.frontend.code.frame import NULL, Break, Frame, Instruction
+from dovetail.frontend.code.frame import Break, Instruction
 from dovetail.frontend.effects.journal import Effect
 from dovetail.frontend.interpreter.shown_frames import show_place
 from dovetail.frontend.protocol import TracingInterpreter
-from dovetail.frontend.rules import Arguments, Keywords, end_rule, format_rule, rule
-from dovetail.frontend.values.leaves import is_leaf_value
+from dovetail.frontend.rules import Arguments, Keywords, end_rule, rule
+from dovetail.frontend.values.leaves import PLAIN, is_leaf_value
 from dovetail.guards import CalleeSource, ComputedSource, Equals, Identity
 from dovetail.rules.python.message_receivers import guard_receivers, share_state
+from dovetail.rules.python.texts_of_numbers import TAKES_TEXTS
 from dovetail.rules.refusals import refuse
 from dovetail.runtime.shown_frames import calling_code
-from dovetail.torch_private import sizes as private_sizes
 from dovetail.trace import Retry
 
 _LEVELS = {
@@ -46,7 +43,6 @@ _LEVELS = {
 _METHODS = {getattr(logging.Logger, name): level for name, level in _LEVELS.items() if hasattr(logging.Logger, name)}
 _FUNCTIONS = {getattr(logging, name): level for name, level in _LEVELS.items() if hasattr(logging, name)}
 CALLS = ("CALL", "CALL_KW")
-NUMBERS_IN_MESSAGES = "numbers in messages"
 AFTER_THE_GRAPH = "messages after the graph"
 # How many values each instruction that may come before the call takes off the stack.
 _TAKES = {
@@ -55,9 +51,6 @@ _TAKES = {
     **dict.fromkeys(("LOAD_ATTR", "LOAD_METHOD", "UNARY_NEGATIVE", "FORMAT_SIMPLE", "CONVERT_VALUE"), 1),
     **dict.fromkeys(("BINARY_OP", "BINARY_SUBSCR", "FORMAT_WITH_SPEC"), 2),
 }
-# No text of a program has it by chance.
-_TOKEN = secrets.token_hex(8)
-_MARK = re.compile(f"\ue000{_TOKEN}:(\\d+)\ue001")
 
 
 # --- messages at every call --------------------------------------------------------------------------------------------
@@ -67,21 +60,14 @@ _MARK = re.compile(f"\ue000{_TOKEN}:(\\d+)\ue001")
 class Message:
     """A call that only gives its arguments as a message, made in the name of the program's lines.
 
-    ``frames`` are the program's, outermost first. ``formats`` belong to the marks in texts among the arguments.
-
-    >>> message = Message(str.upper, (), ("03d",))
-    >>> message([f"\ue000{_TOKEN}:0\ue001 rows"], {}, [7])
-    '007 ROWS'
+    ``frames`` are the program's, outermost first.
     """
 
     function: Callable[..., Any]
     frames: tuple[tuple[types.CodeType, dis.Positions, dict[str, Any]], ...]
-    formats: tuple[str, ...] = ()
 
-    def __call__(self, args: list[Any], kwargs: dict[str, Any], numbers: list[Any]) -> Any:
-        """Give the message; ``numbers`` are those that texts among the arguments have marks for."""
-        if numbers:
-            args = [self._with_numbers(item, numbers) for item in args]
+    def __call__(self, args: list[Any], kwargs: dict[str, Any]) -> Any:
+        """Give the message."""
         call: Callable[[], Any] = functools.partial(self.function, *args, **kwargs)
         for code, place, variables in reversed(self.frames):
             call = functools.partial(eval, calling_code(code, place, call), variables, {})
@@ -93,35 +79,6 @@ class Message:
 
     def _itself(self) -> Message:
         return self
-
-    def _with_numbers(self, value: Any, numbers: list[Any]) -> Any:
-        def text(mark: re.Match[str]) -> str:
-            at = int(mark[1])
-            return format(numbers[at], self.formats[at])
-
-        return _MARK.sub(text, value) if type(value) is str else value
-
-
-class _Marks:
-    """The numbers of one capture that texts have marks for."""
-
-    def __init__(self, interpreter: TracingInterpreter) -> None:
-        self.numbers: list[Any] = []
-        self.formats: list[str] = []
-        #: Marks in texts that no message has been given with yet.
-        self.open: set[int] = set()
-
-    def mark(self, number: Any, specification: str) -> str:
-        self.numbers.append(number)
-        self.formats.append(specification)
-        self.open.add(len(self.formats) - 1)
-        return f"\ue000{_TOKEN}:{len(self.numbers) - 1}\ue001"
-
-    def found_in(self, values: Iterable[Any]) -> bool:
-        """Whether texts have marks; these belong to a message from now on."""
-        found = {int(mark[1]) for item in values if type(item) is str for mark in _MARK.finditer(item)}
-        self.open -= found
-        return bool(found)
 
 
 class _Given:
@@ -139,17 +96,10 @@ def _check_receivers(interpreter: TracingInterpreter) -> None:
         raise Retry("what receives a message shares state with the function", without=AFTER_THE_GRAPH)
 
 
-@end_rule
-def _check_marks(interpreter: TracingInterpreter) -> None:
-    """A text with a mark was given to no message, because of a graph break or an exception in between."""
-    if interpreter.state(_Marks).open:
-        raise Retry("a text for a message is used otherwise", without=NUMBERS_IN_MESSAGES)
-
-
 def _is_plain(value: Any) -> bool:
     if isinstance(value, tuple):
         return all(map(_is_plain, value))
-    return is_leaf_value(value) or isinstance(value, type) or private_sizes.is_symbolic(value)
+    return is_leaf_value(value) or isinstance(value, type) or type(value) in PLAIN
 
 
 def _check(interpreter: TracingInterpreter, values: Arguments) -> None:
@@ -164,20 +114,11 @@ def _check(interpreter: TracingInterpreter, values: Arguments) -> None:
 
 def _give(interpreter: TracingInterpreter, function: Callable[..., Any], args: Arguments, kwargs: Keywords) -> None:
     """Have a message given after the graph, at every call."""
-    marks = interpreter.state(_Marks)
-    has_marks = marks.found_in(args)
-    try:
-        _check(interpreter, (*args, *kwargs.values()))
-    except Break as stop:
-        if has_marks:
-            raise Retry(stop.reason, without=NUMBERS_IN_MESSAGES) from stop
-        raise
+    _check(interpreter, (*args, *kwargs.values()))
     guard_receivers(interpreter, function)
     interpreter.state(_Given).functions.append(function)
     frames = tuple((frame.code, show_place(frame), frame.globals) for frame in interpreter.frames)
-    numbers = list(marks.numbers) if has_marks else []
-    message = Message(function, frames, tuple(marks.formats) if has_marks else ())
-    effect = Effect(CalleeSource(), "call", [message, [list(args), dict(kwargs), numbers], {}])
+    effect = Effect(CalleeSource(), "call", [Message(function, frames), [list(args), dict(kwargs)], {}])
     interpreter.effects.defer(lambda: [effect])
 
 
@@ -211,7 +152,6 @@ def _log(function: Callable[..., Any], level: int | None) -> None:
         if not isinstance(logger, logging.Logger) or type(asked) is not int:
             return interpreter.call_torch(function, args, kwargs)
         if _is_dropped(interpreter, logger, asked):
-            interpreter.state(_Marks).found_in(rest)
             return None
         if function.__name__ == "exception" or kwargs.get("exc_info"):
             raise Break("a message shows the exception that is handled", "give it outside of the function")
@@ -225,6 +165,7 @@ def _log(function: Callable[..., Any], level: int | None) -> None:
         return None
 
 
+TAKES_TEXTS.update((warnings.warn, *_METHODS, *_FUNCTIONS))
 for _table in (_METHODS, _FUNCTIONS):
     for _function, _level in _table.items():
         _log(_function, _level)
@@ -294,7 +235,6 @@ def _is_ignored(interpreter: TracingInterpreter) -> bool:
 @rule(warnings.warn)
 def _warn(interpreter: TracingInterpreter, args: Arguments, kwargs: Keywords) -> None:
     if _is_ignored(interpreter):
-        interpreter.state(_Marks).found_in(args)
         return
     if _may_raise(warnings):
         raise Break("a warning may raise an error", "warn outside of the function, or do not make warnings errors")
@@ -308,7 +248,7 @@ def _warn(interpreter: TracingInterpreter, args: Arguments, kwargs: Keywords) ->
     _give(interpreter, warnings.warn, args, kwargs)
 
 
-# --- numbers in texts --------------------------------------------------------------------------------------------------
+# --- which calls give messages --------------------------------------------------------------------------------------------------
 
 
 def gives_message(function: Any) -> bool:
@@ -334,40 +274,6 @@ def _hands_on(code: types.CodeType) -> bool:
     return calls == 1 and is_plain and set(code.co_names) <= set(_LEVELS)
 
 
-def reader_of_text(frame: Frame, pushed: int) -> Any:
-    """What is called with the text that the present instruction leaves on the stack; None where it may be used otherwise.
-
-    The text is an argument, by itself or as a part of a longer text, of a call that gives a message, whose own result is not used,
-    or of ``print``. ``pushed`` is how high the stack is then.
-    """
-    instructions = frame.decoded.instructions
-    depth = place = pushed
-    for position in range(frame.position + 1, len(instructions) - 1):
-        item = instructions[position]
-        name, argument = item.opname, item.arg
-        if name in ("PRECALL", "KW_NAMES"):
-            continue
-        if name in CALLS:
-            below = callee_place(item, depth)
-            if below < place:
-                callee = [value for value in frame.stack[below : below + 2] if value is not NULL]
-                if below + 2 >= place or len(callee) != 1:
-                    return None
-                is_unused = gives_message(callee[0]) and instructions[position + 1].opname == "POP_TOP"
-                return callee[0] if is_unused or callee[0] is print else None
-            depth = below + 1
-        elif name == "BUILD_STRING":
-            depth -= argument - 1
-            # The longer text is what is followed from here on.
-            place = min(place, depth)
-        else:
-            takes = values_taken(item)
-            if takes is None or item.is_jump_target or depth - takes < place:
-                return None
-            depth += effect_on_stack(item)
-    return None
-
-
 def callee_place(call: Instruction, depth: int) -> int:
     """Where on a stack of ``depth`` the function and the NULL beside it are: below the arguments and their names."""
     return depth - call.arg - (3 if call.opname == "CALL_KW" else 2)
@@ -381,14 +287,3 @@ def values_taken(item: Instruction) -> int | None:
 def effect_on_stack(item: Instruction) -> int:
     """How much higher the stack is behind an instruction."""
     return dis.stack_effect(item.opcode, item.arg if item.opcode >= dis.HAVE_ARGUMENT else None)
-
-
-@format_rule
-def _number_of_a_message(interpreter: TracingInterpreter, frame: Frame, value: Any, specification: str) -> Any:
-    """A mark for a symbolic number where the text is for a message alone."""
-    reader = reader_of_text(frame, len(frame.stack) + 1)
-    if reader is print:
-        raise Break("print writes to the terminal", "use logging")
-    if reader is None or not interpreter.trace.settings.allows(NUMBERS_IN_MESSAGES):
-        return NotImplemented
-    return interpreter.state(_Marks).mark(value, specification)

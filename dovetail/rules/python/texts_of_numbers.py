@@ -50,7 +50,9 @@ _JOINING = {operator.add: operator.add, operator.iadd: operator.add}
 _PERCENT = (operator.mod, operator.imod)
 _CONTAINERS, _MOST_ITEMS = (list, tuple, dict), 64
 _PLAIN_ITERABLES = (list, tuple, dict, set, frozenset, str)
-_STORING, _ASKING = (setattr, isinstance), (type, dict, list, tuple)
+_ASKING = (type, dict, list, tuple)
+#: Functions that are given the stand-ins themselves.
+TAKES_TEXTS: set[Any] = {setattr, isinstance}
 
 
 class DeferredText:
@@ -310,8 +312,11 @@ def _takes_texts(function: Any) -> bool:
         starters = (class_attribute(function, name)[0] for name in ("__init__", "__new__"))
         is_python = any(isinstance(item, (types.FunctionType, staticmethod)) for item in starters)
         return is_python or any(function is kind for kind in _ASKING)
+    inner = function.__func__ if type(function) is types.MethodType else function
+    if type(inner) in (types.FunctionType, types.BuiltinFunctionType) and inner in TAKES_TEXTS:
+        return True
     if type(function) is types.BuiltinFunctionType:
-        return function in _STORING or function in IMPURE_BUILTINS or stores_its_arguments(function)
+        return function in IMPURE_BUILTINS or stores_its_arguments(function)
     if type(function) is types.FunctionType and function.__module__ == __name__:
         return True
     return not (type(function) is types.FunctionType and function in rule) and calls_user_code(function)
