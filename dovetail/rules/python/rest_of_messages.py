@@ -1,7 +1,8 @@
 """After a graph break in the arguments of a message, the rest of its call runs for real: ``print(f"{step}: {loss.item():.3f}")``.
 
-So does a message that is given just behind a graph break. The texts and numbers in it are other ones at every call; as arguments of
-the code that goes on they would be guarded, and each call would compile that code anew.
+So does a message that is given just behind a graph break, and ``print`` from the first number of the graph that it shows. The texts
+and numbers in it are other ones at every call; as arguments of the code that goes on they would be guarded, and each call would
+compile that code anew.
 """
 
 from __future__ import annotations
@@ -14,9 +15,10 @@ import types
 from dataclasses import dataclass
 from typing import Any
 
-from dovetail.frontend.code.frame import Frame, Instruction
+from dovetail.frontend.code.frame import Break, Frame, Instruction
 from dovetail.frontend.code.points import is_bound
-from dovetail.frontend.rules import real_rule
+from dovetail.frontend.protocol import TracingInterpreter
+from dovetail.frontend.rules import format_rule, real_rule
 from dovetail.guards.reading import instance_dict
 from dovetail.rules.python.log_messages import CALLS, callee_place, effect_on_stack, gives_message, values_taken
 
@@ -44,37 +46,50 @@ def _rest_of_a_message(frame: Frame) -> int:
     silent = _silent(frame.code)
     if frame.position in silent:
         return 0
-    count = _count(frame)
-    if not count:
+    end, _ = _message_ahead(frame, frame.position, list(frame.stack))
+    if not end:
         silent.add(frame.position)
-    return count
+        return 0
+    return end - frame.position
 
 
-def _count(frame: Frame) -> int:
-    """How many instructions are left to the end of a call that gives a message; 0 where none is ahead."""
-    instructions, stack = frame.decoded.instructions, list(frame.stack)
-    for position in range(frame.position, len(instructions)):
+def _for_print(interpreter: TracingInterpreter, frame: Frame, value: Any, specification: str) -> Any:
+    _, function = _message_ahead(frame, frame.position + 1, [*frame.stack, None])
+    if function is print:
+        raise Break("print writes to the terminal", "use logging")
+    return NotImplemented
+
+
+# Before the rule that makes a text of the number.
+format_rule.insert(0, _for_print)
+
+
+def _message_ahead(frame: Frame, start: int, stack: list[Any]) -> tuple[int, Any]:
+    """The end of a call that gives a message, and the function that is called; 0 and None where none is ahead."""
+    instructions = frame.decoded.instructions
+    for position in range(start, len(instructions)):
         item = instructions[position]
         if item.opname in ("PRECALL", "KW_NAMES"):
             continue
-        if item.is_jump_target and position > frame.position:
-            return 0
+        if item.is_jump_target and position > start:
+            return 0, None
         if item.opname in CALLS:
             place = callee_place(item, len(stack))
             callee = stack[max(place, 0) : max(place + 2, 0)]
-            if any(value is print or gives_message(value) for value in callee):
-                return position + 1 - frame.position
+            for value in callee:
+                if value is print or gives_message(value):
+                    return position + 1, value
             if not any(map(_is_reading, callee)):
-                return 0
+                return 0, None
             stack[place:] = [None]
             continue
         taken = item.arg if item.opname in _BUILDING else values_taken(item)
         if taken is None or taken > len(stack):
-            return 0
+            return 0, None
         # An instruction that loads a function may leave a second place beside it.
         count = taken + effect_on_stack(item)
         stack[len(stack) - taken :] = [_loaded(frame, item, stack[-1] if taken else None)] * count
-    return 0
+    return 0, None
 
 
 def _is_reading(value: Any) -> bool:
