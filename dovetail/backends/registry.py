@@ -14,8 +14,8 @@
 from __future__ import annotations
 
 import dataclasses
-import importlib
 import inspect
+import pkgutil
 import threading
 import warnings
 from collections.abc import Callable
@@ -178,9 +178,9 @@ def default_backend() -> Backend:
 def _by_name(name: str) -> Backend:
     found = _CORE.get(name) or _wing(name) or _registered.get(name)
     if found is None and (point := _entry_points().get(name)) is not None:
-        found = _load(f"{_FOREIGN}.entry_points:backend_at")(name, point)
+        found = pkgutil.resolve_name(f"{_FOREIGN}.entry_points:backend_at")(name, point)
     if found is None and name in torch.compiler.list_backends(None):
-        found = _load(f"{_FOREIGN}.torch_registered:torch_registered_backend")(name)
+        found = pkgutil.resolve_name(f"{_FOREIGN}.torch_registered:torch_registered_backend")(name)
     if found is not None:
         return found
     others = f"use one of {', '.join(list_backends(torch_backends=False))}, or register it with register_backend"
@@ -193,7 +193,7 @@ def backend_around(name: str, function: Callable[..., Any]) -> Backend:
     description = inspect.getdoc(function) or ""
     if _takes_kind(function):
         return Backend(name, function, description=description)
-    return _load(f"{_FOREIGN}.torch_registered:adapt_torch_backend")(name, function, description)
+    return pkgutil.resolve_name(f"{_FOREIGN}.torch_registered:adapt_torch_backend")(name, function, description)
 
 
 def _takes_kind(function: Callable[..., Any]) -> bool:
@@ -205,14 +205,8 @@ def _takes_kind(function: Callable[..., Any]) -> bool:
     return any(item.name == "kind" or item.kind is inspect.Parameter.VAR_KEYWORD for item in parameters)
 
 
-def _load(place: str) -> Any:
-    """Import ``module:attribute``."""
-    module, name = place.split(":")
-    return getattr(importlib.import_module(module), name)
-
-
 def _wing(name: str) -> Backend | None:
-    return _load(_WINGS[name]) if name in _WINGS else None
+    return pkgutil.resolve_name(_WINGS[name]) if name in _WINGS else None
 
 
 def _entry_points() -> dict[str, EntryPoint]:

@@ -89,16 +89,9 @@ def _views_behind(value: torch.Tensor) -> Iterator[torch.fx.Node]:
     except CaptureError:
         # A constant of the program's.
         return
-    while node.target is builtin_operator.getitem or _is_view(node.target):
+    while node.target is builtin_operator.getitem or private_operators.is_view(node.target):
         yield node
         node = node.all_input_nodes[0]
-
-
-def _is_view(target: Any) -> bool:
-    if not isinstance(target, private_operators.OpOverload) or not target._schema.arguments:
-        return False
-    first = target._schema.arguments[0].alias_info
-    return first is not None and not first.is_write
 
 
 def _expands(node: torch.fx.Node) -> bool:

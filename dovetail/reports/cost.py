@@ -220,12 +220,13 @@ def bytes_moved(node: torch.fx.Node) -> int:
         or node.target is operator.getitem
     ):
         return 0
-    return sum(map(_bytes, values))
+    return sum(map(bytes_of, values))
 
 
-def _bytes(value: Any) -> int:
+def bytes_of(value: Any) -> int:
+    """The bytes of a tensor, or of all in a list or tuple, at the sizes of the capture."""
     if isinstance(value, (tuple, list)):
-        return sum(map(_bytes, value))
+        return sum(map(bytes_of, value))
     if not isinstance(value, torch.Tensor):
         return 0
     return private_sizes.hint(value.numel()) * value.element_size()
@@ -255,7 +256,7 @@ def memory_of_call(graph: CompiledGraph) -> Memory:
     """The memory that forward and backward take, from the graphs alone."""
     parts = graph.partitioned
     if parts is None:
-        return Memory(sum(_bytes(node.meta.get("val")) for node in graph.joint.primals))
+        return Memory(sum(bytes_of(node.meta.get("val")) for node in graph.joint.primals))
     inputs = _memories(parts.forward.graph.find_nodes(op="placeholder"))
     found = Memory(sum(inputs.values()))
     backward = [] if parts.backward is None else parts.backward.graph.find_nodes(op="placeholder")[: len(parts.saved)]

@@ -12,13 +12,12 @@ import torch.distributed
 
 from dovetail.distributed.operators import collectives
 from dovetail.errors import StageError
-from dovetail.reports.cost import amount, bytes_moved, flops_of, memory_of_call
+from dovetail.reports.cost import amount, bytes_moved, bytes_of, flops_of, memory_of_call
 from dovetail.reports.explanation import compiled_function
 from dovetail.reports.measured import measure
 from dovetail.runtime.entry import Entry
 from dovetail.simulator.clusters import Cluster
 from dovetail.torch_private import distributed as private_distributed
-from dovetail.torch_private import sizes as private_sizes
 
 
 @dataclass(frozen=True)
@@ -165,7 +164,7 @@ class Clock:
         whole = (
             [node.meta["val"]] if collective == "all_gather" else [item.meta["val"] for item in node.all_input_nodes]
         )
-        size = sum(map(_bytes, whole))
+        size = sum(map(bytes_of, whole))
         took = self._cluster.seconds_of_exchange(collective, size, ranks)
         begin = max(self._now, self._busy.get(group, 0.0))
         end = self._busy[group] = begin + took
@@ -190,9 +189,3 @@ class Clock:
             self._wait(node)
         exchanges = tuple(self._exchanges.values())
         return Prediction(self._cluster, self._now, self._computed, self._waited, peak_memory, exchanges)
-
-
-def _bytes(value: Any) -> int:
-    if isinstance(value, (tuple, list)):
-        return sum(map(_bytes, value))
-    return private_sizes.hint(value.numel()) * value.element_size() if isinstance(value, torch.Tensor) else 0

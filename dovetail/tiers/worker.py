@@ -9,15 +9,14 @@ from __future__ import annotations
 
 import contextlib
 import gc
-import importlib
 import json
 import os
+import pkgutil
 import shutil
 import signal
 import sys
 import threading
 import time
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -63,7 +62,7 @@ def _work(folder: Path, number: int) -> None:
         said("")
         if hasattr(signal, "alarm"):
             signal.alarm(max(1, int(job["seconds"])))
-        _function(job["place"])(job, said)
+        pkgutil.resolve_name(job["place"])(job, said)
         answer = {"status": "compiled", "seconds": time.monotonic() - start}
     except Exception as error:  # noqa: BLE001  (whatever a compiler may raise)
         answer = {"status": "unfit" if isinstance(error, UnportableError) else "failed", "reason": reason_of(error)}
@@ -72,13 +71,6 @@ def _work(folder: Path, number: int) -> None:
             signal.alarm(0)
     write_whole(folder / f"{number}.done", json.dumps(answer))
     (folder / f"{number}.job").unlink(missing_ok=True)
-
-
-def _function(place: str) -> Callable[..., Any]:
-    """The function at ``module:name``."""
-    module, name = place.split(":")
-    found: Callable[..., Any] = getattr(importlib.import_module(module), name)
-    return found
 
 
 def main(folder: Path, parent: int, niceness: int, first: str) -> None:
@@ -92,7 +84,7 @@ def main(folder: Path, parent: int, niceness: int, first: str) -> None:
     # To look for garbage took a fifth of a job's time.
     gc.set_threshold(500_000, 100, 100)
     with contextlib.suppress(Exception):  # what is missing is said by the first job
-        _function(first)()
+        pkgutil.resolve_name(first)()
     gc.freeze()
     idle_since = time.monotonic()
     while folder.is_dir() and time.monotonic() - idle_since < IDLE_SECONDS:

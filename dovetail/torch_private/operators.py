@@ -24,6 +24,14 @@ def operator_entry(overload: OpOverload) -> Any:
     return overload._op
 
 
+def is_view(target: Any) -> bool:
+    """Whether an operator's result may lie in the memory of its first argument, to which it does not write."""
+    if not isinstance(target, OpOverload) or not target._schema.arguments:
+        return False
+    first = target._schema.arguments[0].alias_info
+    return first is not None and not first.is_write
+
+
 def is_composite(overload: OpOverload) -> bool:
     """Whether the operator has a kernel made of other operators, whose results may be views that its schema does not show."""
     kinds = ("ImplicitAutograd", "ExplicitAutograd", "ExplicitAutogradNonFunctional")

@@ -8,10 +8,10 @@ from __future__ import annotations
 
 import contextlib
 import faulthandler
-import importlib
 import json
 import multiprocessing
 import os
+import pkgutil
 import signal
 import subprocess
 import sys
@@ -160,5 +160,4 @@ def _how_it_ended(status: int, errors: Path) -> str:
 
 
 if __name__ == "__main__":
-    module, name = sys.argv[1].split(":")
-    getattr(importlib.import_module(module), name)(json.loads(sys.argv[2]), writer(Path(sys.argv[3])))
+    pkgutil.resolve_name(sys.argv[1])(json.loads(sys.argv[2]), writer(Path(sys.argv[3])))

@@ -54,7 +54,7 @@ def _refuse_reads(value: Any) -> None:
         if not isinstance(method, types.FunctionType) or not is_user_function(method) or method in seen:
             continue
         seen.add(method)
-        if any(item.opname in _WRITING for code in _codes(method.__code__) for item in dis.get_instructions(code)):
+        if any(item.opname in _WRITING for code in codes_of(method.__code__) for item in dis.get_instructions(code)):
             raise Break(f"{kind.__qualname__} writes when its objects are compared", "compare them outside")
         for found in (*_variables(kind, method), *_class_data(kind, method.__code__, held)):
             inside = _function_of(found)
@@ -72,17 +72,18 @@ def _function_of(value: Any) -> Any:
     return getattr(value, "fget", None) or getattr(value, "func", None) or getattr(value, "__func__", value)
 
 
-def _codes(code: types.CodeType) -> Iterator[types.CodeType]:
+def codes_of(code: types.CodeType) -> Iterator[types.CodeType]:
+    """Code, and that of the functions, comprehensions and classes in it."""
     yield code
     for constant in code.co_consts:
         if isinstance(constant, types.CodeType):
-            yield from _codes(constant)
+            yield from codes_of(constant)
 
 
 def _variables(kind: type, function: types.FunctionType) -> Iterator[Any]:
     """The values of the global variables and of those of closures that a function reads, and what it reads of classes."""
     found = [cell.cell_contents for cell in function.__closure__ or () if is_bound(cell)]
-    for code in _codes(function.__code__):
+    for code in codes_of(function.__code__):
         names = {item.argval for item in dis.get_instructions(code) if item.opname == "LOAD_GLOBAL"}
         found += (function.__globals__[name] for name in names if name in function.__globals__)
     yield from found
@@ -97,7 +98,7 @@ def _variables(kind: type, function: types.FunctionType) -> Iterator[Any]:
 
 
 def _names(code: types.CodeType) -> set[str]:
-    return {name for inside in _codes(code) for name in inside.co_names}
+    return {name for inside in codes_of(code) for name in inside.co_names}
 
 
 def _class_data(kind: type, code: types.CodeType, held: dict[str, Any]) -> Iterator[Any]:

@@ -22,6 +22,7 @@ import torch
 from dovetail.frontend.protocol import TracingInterpreter
 from dovetail.frontend.values.leaves import is_leaf_value
 from dovetail.guards import AttributeSource, Equals, Identity, ItemSource, Length, PinnedSource
+from dovetail.rules.python.compared_objects import codes_of
 
 _MOST_OBJECTS = 20_000
 _FIXED_MODULES = sys.stdlib_module_names | {"torch", "dovetail"}
@@ -129,7 +130,7 @@ class _Reach:
     def _of_function(self, function: types.FunctionType) -> Iterator[Any]:
         yield from (function.__closure__, function.__defaults__, function.__kwdefaults__, vars(function))
         table = function.__globals__
-        for code in _codes(function.__code__):
+        for code in codes_of(function.__code__):
             for name in code.co_names:
                 found = table.get(name)
                 self.used.add((id(table), name))
@@ -142,13 +143,6 @@ class _Reach:
             stores = {(item.opname, item.argval) for item in dis.get_instructions(code) if item.opcode in _STORES}
             self.set.update((id(table), name) for opname, name in stores if opname.endswith("GLOBAL"))
             self.cells_set = self.cells_set or any(opname.endswith("DEREF") for opname, _ in stores)
-
-
-def _codes(code: types.CodeType) -> Iterator[types.CodeType]:
-    yield code
-    for item in code.co_consts:
-        if isinstance(item, types.CodeType):
-            yield from _codes(item)
 
 
 def _content(cell: types.CellType) -> Any:

@@ -124,7 +124,7 @@ def refuse_writes_to_the_forward(operator: Any, args: Sequence[Any], kwargs: Map
         if argument.alias_info is None or not argument.alias_info.is_write or not isinstance(value, torch.Tensor):
             continue
         node = trace.node_of(value)
-        while _is_view(node):
+        while private_operators.is_view(node.target):
             node = node.all_input_nodes[0]
         # A checkpointed region, called again with recording on, is given the forward's own random numbers as a tensor of its own.
         drawn_again = torch.is_grad_enabled() and draws_random_numbers(node.target)
@@ -133,13 +133,6 @@ def refuse_writes_to_the_forward(operator: Any, args: Sequence[Any], kwargs: Map
                 "a hook or a custom backward writes to a tensor that the forward has computed",
                 advice="write to a clone of it",
             )
-
-
-def _is_view(node: torch.fx.Node) -> bool:
-    if not isinstance(node.target, private_operators.OpOverload):
-        return False
-    first = next(iter(node.target._schema.arguments), None)
-    return first is not None and first.alias_info is not None and not first.alias_info.is_write
 
 
 WRITE_CHECKS.append(refuse_writes_to_the_forward)
