@@ -17,20 +17,22 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from dovetail.frontend.code.frame import Break, Instruction
+from dovetail.frontend.code.frame import Break
 from dovetail.frontend.effects.journal import Effect
 from dovetail.frontend.interpreter.shown_frames import show_place
 from dovetail.frontend.protocol import TracingInterpreter
 from dovetail.frontend.rules import Arguments, Keywords, end_rule, rule
-from dovetail.frontend.values.leaves import PLAIN, is_leaf_value
+from dovetail.frontend.values.leaves import is_leaf_value
 from dovetail.guards import CalleeSource, ComputedSource, Equals, Identity
 from dovetail.rules.python.message_receivers import guard_receivers, share_state
-from dovetail.rules.python.texts_of_numbers import TAKES_TEXTS
+from dovetail.rules.python.texts_of_numbers import TAKES_TEXTS, is_text
 from dovetail.rules.refusals import refuse
 from dovetail.runtime.shown_frames import calling_code
+from dovetail.torch_private import sizes as private_sizes
 from dovetail.trace import Retry
 
-_LEVELS = {
+#: Names of methods of loggers, each with the level of the message that it gives.
+LEVELS = {
     "debug": logging.DEBUG,
     "info": logging.INFO,
     "warning": logging.WARNING,
@@ -40,17 +42,10 @@ _LEVELS = {
     "critical": logging.CRITICAL,
     "log": None,
 }
-_METHODS = {getattr(logging.Logger, name): level for name, level in _LEVELS.items() if hasattr(logging.Logger, name)}
-_FUNCTIONS = {getattr(logging, name): level for name, level in _LEVELS.items() if hasattr(logging, name)}
-CALLS = ("CALL", "CALL_KW")
+#: The methods and functions that give a message, each with its level.
+METHODS = {getattr(logging.Logger, name): level for name, level in LEVELS.items() if hasattr(logging.Logger, name)}
+_FUNCTIONS = {getattr(logging, name): level for name, level in LEVELS.items() if hasattr(logging, name)}
 AFTER_THE_GRAPH = "messages after the graph"
-# How many values each instruction that may come before the call takes off the stack.
-_TAKES = {
-    **dict.fromkeys(("LOAD_CONST", "LOAD_FAST", "LOAD_GLOBAL", "LOAD_DEREF", "LOAD_FAST_LOAD_FAST", "PUSH_NULL"), 0),
-    **dict.fromkeys(("LOAD_FAST_BORROW", "LOAD_FAST_BORROW_LOAD_FAST_BORROW", "LOAD_SMALL_INT"), 0),
-    **dict.fromkeys(("LOAD_ATTR", "LOAD_METHOD", "UNARY_NEGATIVE", "FORMAT_SIMPLE", "CONVERT_VALUE"), 1),
-    **dict.fromkeys(("BINARY_OP", "BINARY_SUBSCR", "FORMAT_WITH_SPEC"), 2),
-}
 
 
 # --- messages at every call --------------------------------------------------------------------------------------------
@@ -99,7 +94,7 @@ def _check_receivers(interpreter: TracingInterpreter) -> None:
 def _is_plain(value: Any) -> bool:
     if isinstance(value, tuple):
         return all(map(_is_plain, value))
-    return is_leaf_value(value) or isinstance(value, type) or type(value) in PLAIN
+    return is_leaf_value(value) or isinstance(value, type) or private_sizes.is_symbolic(value) or is_text(value)
 
 
 def _check(interpreter: TracingInterpreter, values: Arguments) -> None:
@@ -142,7 +137,7 @@ def _is_dropped(interpreter: TracingInterpreter, logger: logging.Logger, level: 
 
 
 def _log(function: Callable[..., Any], level: int | None) -> None:
-    is_method = function in _METHODS
+    is_method = function in METHODS
 
     @rule(function)
     def handler(interpreter: TracingInterpreter, args: Arguments, kwargs: Keywords) -> Any:
@@ -165,8 +160,8 @@ def _log(function: Callable[..., Any], level: int | None) -> None:
         return None
 
 
-TAKES_TEXTS.update((warnings.warn, *_METHODS, *_FUNCTIONS))
-for _table in (_METHODS, _FUNCTIONS):
+TAKES_TEXTS.update((warnings.warn, *METHODS, *_FUNCTIONS))
+for _table in (METHODS, _FUNCTIONS):
     for _function, _level in _table.items():
         _log(_function, _level)
 
@@ -178,7 +173,7 @@ def _interpret(function: types.FunctionType) -> None:
 
 
 for _name, _function in vars(logging.LoggerAdapter).items():
-    if _name in _LEVELS or _name in ("isEnabledFor", "process"):
+    if _name in LEVELS or _name in ("isEnabledFor", "process"):
         _interpret(_function)
 refuse(
     (
@@ -246,44 +241,3 @@ def _warn(interpreter: TracingInterpreter, args: Arguments, kwargs: Keywords) ->
     )
     interpreter.values.guard(source, Equals(False), "a warning was given")
     _give(interpreter, warnings.warn, args, kwargs)
-
-
-# --- which calls give messages --------------------------------------------------------------------------------------------------
-
-
-def gives_message(function: Any) -> bool:
-    """Whether a function only gives its arguments as a message: ``warnings.warn``, a logger's methods, and methods of loggers
-    that hand their arguments on to these.
-
-    >>> gives_message(warnings.warn), gives_message(logging.getLogger("x").info), gives_message(print)
-    (True, True, False)
-    """
-    if function is warnings.warn:
-        return True
-    if type(function) is not types.MethodType or not isinstance(function.__self__, logging.Logger):
-        return False
-    inner = function.__func__
-    return type(inner) is types.FunctionType and (inner in _METHODS or _hands_on(inner.__code__))
-
-
-def _hands_on(code: types.CodeType) -> bool:
-    """Whether code is one call of a logger's method and nothing else: no branch, and no other name."""
-    names = [item.opname for item in dis.get_instructions(code)]
-    calls = sum(name in (*CALLS, "CALL_FUNCTION_EX") for name in names)
-    is_plain = not code.co_freevars and not any("JUMP" in name or "STORE" in name for name in names)
-    return calls == 1 and is_plain and set(code.co_names) <= set(_LEVELS)
-
-
-def callee_place(call: Instruction, depth: int) -> int:
-    """Where on a stack of ``depth`` the function and the NULL beside it are: below the arguments and their names."""
-    return depth - call.arg - (3 if call.opname == "CALL_KW" else 2)
-
-
-def values_taken(item: Instruction) -> int | None:
-    """How many values an instruction that is no call takes off the stack; None where nothing is known of it."""
-    return 1 + bool(item.arg & 4) if item.opname == "FORMAT_VALUE" else _TAKES.get(item.opname)
-
-
-def effect_on_stack(item: Instruction) -> int:
-    """How much higher the stack is behind an instruction."""
-    return dis.stack_effect(item.opcode, item.arg if item.opcode >= dis.HAVE_ARGUMENT else None)

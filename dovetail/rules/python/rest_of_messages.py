@@ -9,9 +9,11 @@ from __future__ import annotations
 
 import builtins
 import contextlib
+import dis
 import functools
 import logging
 import types
+import warnings
 from dataclasses import dataclass
 from typing import Any
 
@@ -20,12 +22,20 @@ from dovetail.frontend.code.points import is_bound
 from dovetail.frontend.protocol import TracingInterpreter
 from dovetail.frontend.rules import format_rule, real_rule
 from dovetail.guards.reading import instance_dict
-from dovetail.rules.python.log_messages import CALLS, callee_place, effect_on_stack, gives_message, values_taken
+from dovetail.rules.python.log_messages import LEVELS, METHODS
 
 #: Calls in an argument that read a number or write a text; any other may be worth a graph.
-_METHODS = frozenset({"item", "tolist", "numel", "size", "dim", "format", "join"})
-_FUNCTIONS = (str, repr, len, float, int, round)
+_READING_METHODS = frozenset({"item", "tolist", "numel", "size", "dim", "format", "join"})
+_READING_FUNCTIONS = (str, repr, len, float, int, round)
+_CALLS = ("CALL", "CALL_KW")
 _BUILDING = ("BUILD_STRING", "BUILD_TUPLE", "BUILD_LIST")
+# How many values each instruction that may come before the call takes off the stack.
+_TAKES = {
+    **dict.fromkeys(("LOAD_CONST", "LOAD_FAST", "LOAD_GLOBAL", "LOAD_DEREF", "LOAD_FAST_LOAD_FAST", "PUSH_NULL"), 0),
+    **dict.fromkeys(("LOAD_FAST_BORROW", "LOAD_FAST_BORROW_LOAD_FAST_BORROW", "LOAD_SMALL_INT"), 0),
+    **dict.fromkeys(("LOAD_ATTR", "LOAD_METHOD", "UNARY_NEGATIVE", "FORMAT_SIMPLE", "CONVERT_VALUE"), 1),
+    **dict.fromkeys(("BINARY_OP", "BINARY_SUBSCR", "FORMAT_WITH_SPEC"), 2),
+}
 
 
 @dataclass(frozen=True)
@@ -73,8 +83,8 @@ def _message_ahead(frame: Frame, start: int, stack: list[Any]) -> tuple[int, Any
             continue
         if item.is_jump_target and position > start:
             return 0, None
-        if item.opname in CALLS:
-            place = callee_place(item, len(stack))
+        if item.opname in _CALLS:
+            place = _callee_place(item, len(stack))
             callee = stack[max(place, 0) : max(place + 2, 0)]
             for value in callee:
                 if value is print or gives_message(value):
@@ -83,7 +93,7 @@ def _message_ahead(frame: Frame, start: int, stack: list[Any]) -> tuple[int, Any
                 return 0, None
             stack[place:] = [None]
             continue
-        taken = item.arg if item.opname in _BUILDING else values_taken(item)
+        taken = item.arg if item.opname in _BUILDING else _values_taken(item)
         if taken is None or taken > len(stack):
             return 0, None
         # An instruction that loads a function may leave a second place beside it.
@@ -93,7 +103,11 @@ def _message_ahead(frame: Frame, start: int, stack: list[Any]) -> tuple[int, Any
 
 
 def _is_reading(value: Any) -> bool:
-    return value.name in _METHODS if isinstance(value, _Method) else any(value is item for item in _FUNCTIONS)
+    return (
+        value.name in _READING_METHODS
+        if isinstance(value, _Method)
+        else any(value is item for item in _READING_FUNCTIONS)
+    )
 
 
 def _loaded(frame: Frame, item: Instruction, owner: Any) -> Any:
@@ -114,3 +128,44 @@ def _loaded(frame: Frame, item: Instruction, owner: Any) -> Any:
     inherited = types.MethodType(function, owner) if isinstance(function, types.FunctionType) else _Method(name)
     # A class may say that its objects have something else for a dictionary.
     return own.get(name, inherited) if isinstance(own, (dict, types.MappingProxyType)) else inherited
+
+
+# --- calls that give messages -----------------------------------------------------------------------------------------
+
+
+def gives_message(function: Any) -> bool:
+    """Whether a function only gives its arguments as a message: ``warnings.warn``, a logger's methods, and methods of loggers
+    that hand their arguments on to these.
+
+    >>> gives_message(warnings.warn), gives_message(logging.getLogger("x").info), gives_message(print)
+    (True, True, False)
+    """
+    if function is warnings.warn:
+        return True
+    if type(function) is not types.MethodType or not isinstance(function.__self__, logging.Logger):
+        return False
+    inner = function.__func__
+    return type(inner) is types.FunctionType and (inner in METHODS or _hands_on(inner.__code__))
+
+
+def _hands_on(code: types.CodeType) -> bool:
+    """Whether code is one call of a logger's method and nothing else: no branch, and no other name."""
+    names = [item.opname for item in dis.get_instructions(code)]
+    calls = sum(name in (*_CALLS, "CALL_FUNCTION_EX") for name in names)
+    is_plain = not code.co_freevars and not any("JUMP" in name or "STORE" in name for name in names)
+    return calls == 1 and is_plain and set(code.co_names) <= set(LEVELS)
+
+
+def _callee_place(call: Instruction, depth: int) -> int:
+    """Where on a stack of ``depth`` the function and the NULL beside it are: below the arguments and their names."""
+    return depth - call.arg - (3 if call.opname == "CALL_KW" else 2)
+
+
+def _values_taken(item: Instruction) -> int | None:
+    """How many values an instruction that is no call takes off the stack; None where nothing is known of it."""
+    return 1 + bool(item.arg & 4) if item.opname == "FORMAT_VALUE" else _TAKES.get(item.opname)
+
+
+def effect_on_stack(item: Instruction) -> int:
+    """How much higher the stack is behind an instruction."""
+    return dis.stack_effect(item.opcode, item.arg if item.opcode >= dis.HAVE_ARGUMENT else None)

@@ -70,7 +70,7 @@ class DeferredText:
         if any(map(private_sizes.is_data_number, self.parts)):
             return None
         hints = [
-            item.node.hint if type(item) in _SYMBOLIC else item.shown() if _is_text(item) else item
+            item.node.hint if type(item) in _SYMBOLIC else item.shown() if is_text(item) else item
             for item in self.parts
         ]
         return None if any(item is None for item in hints) else self.write(*hints)
@@ -122,7 +122,8 @@ for _name in (
 _TEXTS = (DeferredText, ChangingText)
 
 
-def _is_text(value: Any) -> bool:
+def is_text(value: Any) -> bool:
+    """Whether a value stands for a text that changes."""
     return type(value) in _TEXTS
 
 
@@ -148,7 +149,7 @@ def _taken(value: Any) -> Any:
         return value
     if kind is tuple:
         return tuple(map(_taken, value))
-    for takes in (_is_text, _holds_text_inside):
+    for takes in (is_text, _holds_text_inside):
         # The texts first, so that containers that hold one another come to an end.
         for key, item in [*(value.items() if kind is dict else enumerate(value))]:
             if takes(item):
@@ -162,9 +163,9 @@ def _holds_text_inside(value: Any) -> bool:
 
 def _defer(write: Callable[..., str], *parts: Any) -> Any:
     """The text that ``write(*parts)`` is; NotImplemented where it is the same at every call, or no text."""
-    if not all(_is_text(item) or type(item) in _KNOWN for item in parts):
+    if not all(is_text(item) or type(item) in _KNOWN for item in parts):
         return NotImplemented
-    if all(type(item) not in _SYMBOLIC and not _is_text(item) for item in parts):
+    if all(type(item) not in _SYMBOLIC and not is_text(item) for item in parts):
         return NotImplemented
     examples = {torch.SymInt: 2, torch.SymFloat: 2.5, DeferredText: "text", ChangingText: "text"}
     try:
@@ -191,7 +192,7 @@ def _braces(template: str, *values: Any) -> str:
 
 def _defer_percent(template: Any, values: Any) -> Any:
     given = values if type(values) is tuple else (values,)
-    if type(template) is not str or any(type(item) not in _KNOWN and not _is_text(item) for item in given):
+    if type(template) is not str or any(type(item) not in _KNOWN and not is_text(item) for item in given):
         return NotImplemented
     found = _CONVERSION.findall(template.replace("%%", ""))
     for (width, precision, conversion), item in zip(found, given, strict=False):
@@ -236,17 +237,17 @@ for _function in _PERCENT:
 
 def _is_the_same(interpreter: TracingInterpreter, function: Any, operands: Arguments) -> Any:
     """Whether two texts are one object."""
-    if function is not operator.is_ or not any(map(_is_text, operands)):
+    if function is not operator.is_ or not any(map(is_text, operands)):
         return NotImplemented
     left, right = operands
-    if not all(_is_text(item) or type(item) is str for item in operands):
+    if not all(is_text(item) or type(item) is str for item in operands):
         return False
     if any(type(item) is DeferredText for item in operands):
         # One that is made now is another object, unless it is so short that Python has only one.
         return _taken(left) is _taken(right)
     values = interpreter.values
-    one, other = (item.source if _is_text(item) else values.pin(item, repr(item)) for item in operands)
-    is_same = (left.shown() if _is_text(left) else left) is (right.shown() if _is_text(right) else right)
+    one, other = (item.source if is_text(item) else values.pin(item, repr(item)) for item in operands)
+    is_same = (left.shown() if is_text(left) else left) is (right.shown() if is_text(right) else right)
     predicate = SameObject((other,)) if is_same else Distinct((other,))
     values.guard(one, predicate, f"{one.name} is compared with {other.name}")
     return is_same
@@ -259,7 +260,7 @@ number_rule.insert(0, _is_the_same)
 def _store_item(interpreter: TracingInterpreter, function: Any, operands: Arguments) -> Any:
     """A text that changes as a key."""
     items, key, _ = operands
-    if _is_text(key):
+    if is_text(key):
         end_before_store(interpreter, items, key.shown())
     return NotImplemented
 
@@ -271,7 +272,7 @@ def _call(interpreter: TracingInterpreter, function: Any, args: Arguments, kwarg
         return found
     if not (_holds_text(args) or _holds_text(kwargs.values())):
         return NotImplemented
-    if function is setattr and len(args) == 3 and _is_text(args[1]):
+    if function is setattr and len(args) == 3 and is_text(args[1]):
         return interpreter.call(setattr, (args[0], _taken(args[1]), args[2]), {})
     if _takes_texts(function):
         return NotImplemented
@@ -280,7 +281,7 @@ def _call(interpreter: TracingInterpreter, function: Any, args: Arguments, kwarg
 
 def _made_by_call(interpreter: TracingInterpreter, function: Any, args: Arguments) -> Any:
     if (function is str or function is repr) and len(args) == 1 and type(args[0]) in (*_SYMBOLIC, *_TEXTS):
-        return args[0] if function is str and _is_text(args[0]) else _defer(function, args[0])
+        return args[0] if function is str and is_text(args[0]) else _defer(function, args[0])
     if function is format:
         return _defer_format(*args[:2])
     if function is str.join and len(args) == 2 and type(args[0]) is str:
@@ -347,7 +348,7 @@ class _Kind(ValueKind):
 
     def holds(self, value: Any) -> bool:
         """Whether this is a stand-in."""
-        return _is_text(value)
+        return is_text(value)
 
     def example(self, values: Values, value: Any) -> Any:
         """A text."""
@@ -365,7 +366,7 @@ class _Kind(ValueKind):
 
     def call(self, interpreter: TracingInterpreter, function: Any, args: Arguments, kwargs: Keywords) -> Any:
         """An operator, or a function that was told apart before."""
-        if function in _JOINING and all(_is_text(item) or type(item) is str for item in args):
+        if function in _JOINING and all(is_text(item) or type(item) is str for item in args):
             return _defer(_JOINING[function], *args)
         found = _defer_percent(*args) if function in _PERCENT else NotImplemented
         if found is not NotImplemented:

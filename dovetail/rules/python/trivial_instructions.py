@@ -11,7 +11,7 @@ import types
 
 from dovetail.frontend.code.frame import NULL, Frame, decode
 from dovetail.frontend.rules import real_rule
-from dovetail.rules.python.log_messages import effect_on_stack
+from dovetail.rules.python.rest_of_messages import effect_on_stack
 from dovetail.runtime.recipe_builder import ITERATOR_TYPES
 
 _LEAVING = ("JUMP_BACKWARD", "JUMP_BACKWARD_NO_INTERRUPT", "JUMP_FORWARD", "RETURN_CONST", "RETURN_VALUE")
