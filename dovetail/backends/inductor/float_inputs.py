@@ -16,6 +16,7 @@ import torch
 from dovetail.errors import BackendError
 from dovetail.rules.sizes.exact_numbers import real_power
 from dovetail.rules.sizes.scalar_operators import calls_with_tensors, gives_new_tensors, takes_tensors, torchs_own
+from dovetail.torch_private import operators as private_operators
 from dovetail.torch_private import tracing as private_tracing
 
 _aten = torch.ops.aten
@@ -189,7 +190,7 @@ def _as_it_is(user: torch.fx.Node, number: torch.fx.Node, tensor: torch.fx.Node)
     operator = user.target
     meant = calls_with_tensors(operator)
     names, operator = meant if meant is not None else ((), operator)
-    if not isinstance(operator, torch._ops.OpOverload) or not gives_new_tensors(operator):
+    if not isinstance(operator, private_operators.OpOverload) or not gives_new_tensors(operator):
         raise _refusal(user, number)
     arguments = operator._schema.arguments
     given = {**dict(zip((item.name for item in arguments), user.args, strict=False)), **user.kwargs}
