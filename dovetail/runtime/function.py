@@ -175,6 +175,8 @@ class CompiledBackward(torch.autograd.Function):
         return [None, *ctx.call.graph.to_edges(results)]
 
 
+#: Called with the inputs of a graph with several results, after its forward.
+SEVERAL_RESULTS: list[Callable[[list[torch.Tensor]], None]] = []
 private_calls.hide_from_dynamo(CompiledBackward.backward)
 _direct_apply = private_autograd.direct_apply(CompiledBackward)
 private_autograd.call_directly(CompiledBackward)
@@ -236,6 +238,8 @@ class DifferentiableGraph:
             with torch.enable_grad():
                 outputs = list(apply(self, *self.to_edges(inputs)))
         self._connect(outputs)
+        for prepare in SEVERAL_RESULTS if len(self._differentiable) > 1 else ():
+            prepare(inputs)
         return outputs
 
     def _connect(self, outputs: list[torch.Tensor]) -> None:

@@ -30,11 +30,11 @@ class GradientHooks(OrderedDict[int, Any]):
     """
 
     def __setitem__(self, key: int, hook: Callable[[torch.Tensor], Any]) -> None:
-        super().__setitem__(key, functools.partial(_unless_none, hook))
+        super().__setitem__(key, functools.partial(unless_none, hook))
 
 
-def _unless_none(hook: Callable[..., Any], gradient: torch.Tensor | None) -> Any:
-    # A hook of several tensors at once waits for each whose node runs.
+def unless_none(hook: Callable[..., Any], gradient: torch.Tensor | None) -> Any:
+    """Call a hook if there is a gradient. A hook of several tensors at once waits for each whose node runs."""
     waits = getattr(hook, "__qualname__", "").endswith(".get_inner_hook.<locals>.inner_hook")
     return None if gradient is None and not waits else hook(gradient)
 
