@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Callable
 from typing import Any
 
+import sympy  # type: ignore[import-untyped]
 import torch
 from torch.fx.experimental.proxy_tensor import get_proxy_slot, set_proxy_slot
 from torch.fx.experimental.symbolic_shapes import DimDynamic, ShapeEnv, StrictMinMaxConstraint, statically_known_true
@@ -13,6 +15,8 @@ from torch.utils._sympy.value_ranges import ValueRanges
 from torch.utils._thunk import Thunk
 
 from dovetail.torch_private.sizes import is_symbolic
+
+_RELATIONS = {getattr(sympy, name): getattr(operator, name.lower()) for name in ("Eq", "Ge", "Le", "Gt", "Lt")}
 
 
 def new_size(environment: ShapeEnv, hint: int, name: str, low: int, high: int | None) -> Any:
@@ -51,3 +55,24 @@ def recorded_number(function: Callable[..., Any], arguments: tuple[Any, ...], tr
     proxy.node.meta["val"] = fresh
     set_proxy_slot(fresh, tracer, Thunk(lambda: proxy))
     return fresh
+
+
+def is_surely_positive(number: Any) -> bool:
+    """Whether a number, symbolic or not, is positive whatever its symbols stand for."""
+    return bool(number.node.expr.is_positive) if is_symbolic(number) else number > 0
+
+
+def parts_of_relation(expression: Any) -> tuple[Any, ...]:
+    """The operator and both sides of a relation between symbols and whole numbers; the operator is None for anything else."""
+    sides = (int(side) if isinstance(side, sympy.Integer) else side for side in expression.args)
+    return (_RELATIONS.get(type(expression)), *sides)
+
+
+def is_expressible(expression: Any) -> bool:
+    """Whether a condition can be recorded: "and" and "or" of more than two parts cannot."""
+    return not any(len(part.args) > 2 for part in expression.atoms(sympy.And, sympy.Or))
+
+
+def symbolic_truth(environment: ShapeEnv, expression: Any) -> torch.SymBool:
+    """A condition as a symbolic truth value; nothing is decided by making it."""
+    return environment.create_symboolnode(expression)

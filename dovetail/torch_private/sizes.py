@@ -5,7 +5,6 @@ from __future__ import annotations
 import functools
 import itertools
 import math
-import operator
 import sys
 import types
 from collections.abc import Callable, Mapping, Set
@@ -71,11 +70,6 @@ def is_symbol(expression: Any) -> bool:
 def symbols_of(expression: Any) -> list[Any]:
     """The symbols in an expression."""
     return sorted(expression.free_symbols, key=str) if hasattr(expression, "free_symbols") else []
-
-
-def is_surely_positive(number: Any) -> bool:
-    """Whether a number, symbolic or not, is positive whatever its symbols stand for."""
-    return bool(number.node.expr.is_positive) if is_symbolic(number) else number > 0
 
 
 def range_of(environment: ShapeEnv, symbol: Any) -> tuple[int | None, int | None]:
@@ -242,25 +236,6 @@ def deferred_assumptions(environment: ShapeEnv, truths: Set[Any] = frozenset()) 
             if bound.is_Integer and abs(int(bound)) < 1 << 62:
                 found[expression] = None
     return [expression for expression in found if expression not in (True, False)]
-
-
-_RELATIONS = {getattr(sympy, name): getattr(operator, name.lower()) for name in ("Eq", "Ge", "Le", "Gt", "Lt")}
-
-
-def parts_of_relation(expression: Any) -> tuple[Any, ...]:
-    """The operator and both sides of a relation between symbols and whole numbers; the operator is None for anything else."""
-    sides = (int(side) if isinstance(side, sympy.Integer) else side for side in expression.args)
-    return (_RELATIONS.get(type(expression)), *sides)
-
-
-def is_expressible(expression: Any) -> bool:
-    """Whether a condition can be recorded: "and" and "or" of more than two parts cannot."""
-    return not any(len(part.args) > 2 for part in expression.atoms(sympy.And, sympy.Or))
-
-
-def symbolic_truth(environment: ShapeEnv, expression: Any) -> torch.SymBool:
-    """A condition as a symbolic truth value; nothing is decided by making it."""
-    return environment.create_symboolnode(expression)
 
 
 def is_unhashable_number(error: BaseException) -> bool:

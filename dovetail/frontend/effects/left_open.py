@@ -22,8 +22,6 @@ class LeftOpen:
     >>> left_open = LeftOpen()
     >>> block = torch.inference_mode()
     >>> left_open.called(block.__enter__, (), block.__enter__())
-    >>> torch.is_inference_mode_enabled()
-    True
     >>> left_open.end()
     >>> torch.is_inference_mode_enabled()
     False
@@ -43,10 +41,8 @@ class LeftOpen:
             self._blocks.append(_block(function, arguments))
         elif name == "__exit__":
             left = _block(function, arguments)
-            for position in reversed(range(len(self._blocks))):
-                if self._blocks[position] is left:
-                    del self._blocks[position]
-                    break
+            if places := [at for at, block in enumerate(self._blocks) if block is left]:
+                del self._blocks[places[-1]]
 
     def end(self) -> None:
         """Leave the blocks and close the generators that are open, innermost first; then set torch back."""
@@ -54,9 +50,8 @@ class LeftOpen:
         for block in reversed(self._blocks):
             with contextlib.suppress(Exception):
                 type(block).__exit__(block, None, None, None)
-        for reference in reversed(self._generators):
-            generator = reference()
-            if generator is not None and inspect.getgeneratorstate(generator) == inspect.GEN_SUSPENDED:
+        for generator in filter(None, [reference() for reference in reversed(self._generators)]):
+            if inspect.getgeneratorstate(generator) == inspect.GEN_SUSPENDED:
                 with contextlib.suppress(Exception):
                     generator.close()
         self._blocks.clear()

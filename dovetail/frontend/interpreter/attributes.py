@@ -152,9 +152,8 @@ class Attributes(LookupGuards):
         values, is_fixed = self.values, is_trusted(target.__name__)
         at = values.pin(target, target.__name__)
         found = getattr(target, name, MISSING)  # some are filled when they are asked
-        is_written = self.effects.written(
-            target.__dict__, name
-        )  # by a function of this module, to its own global variable
+        # A function of this module may have written its own global variable.
+        is_written = self.effects.written(target.__dict__, name)
         if is_written and name in target.__dict__:
             return values.wrap(found)
         if not is_fixed and name not in target.__dict__ and class_attribute(type(target), name)[0] is MISSING:
@@ -169,8 +168,7 @@ class Attributes(LookupGuards):
         if not is_fixed or isinstance(value, torch.Tensor):
             return values.read(value, place)
         # Somebody may put another function in the place of one of torch's.
-        asked_by_user = self.asked_by_user()
-        if name in target.__dict__ and (asked_by_user or may_be_switched(target.__name__, name, value)):
+        if name in target.__dict__ and (self.asked_by_user() or may_be_switched(target.__name__, name, value)):
             if isinstance(value, IDENTITY_TYPES) and target.__dict__[name] is value:
                 values.guard(place, Identity(value), f"{target.__name__}.{name} was read")
             elif is_leaf_value(value) and name[:2] != "__":

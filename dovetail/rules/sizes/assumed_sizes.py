@@ -16,6 +16,7 @@ from dovetail.errors import CaptureError
 from dovetail.frontend.protocol import TracingInterpreter
 from dovetail.frontend.rules import Arguments, Keywords, rule
 from dovetail.torch_private import calls as private_calls
+from dovetail.torch_private import numbers as private_numbers
 from dovetail.torch_private import sizes as private_sizes
 from dovetail.trace import ASSUMPTION, Trace
 from dovetail.trace.overrides import DATA_SIZES
@@ -77,7 +78,7 @@ def _places(graph: torch.fx.Graph) -> dict[Any, _Place]:
 
 def _check_directly(trace: Trace, expression: Any, places: Mapping[Any, _Place]) -> bool:
     """Check a relation between whole numbers and numbers that nodes have; returns whether it is one."""
-    relation, *sides = private_sizes.parts_of_relation(expression)
+    relation, *sides = private_numbers.parts_of_relation(expression)
     known = [places[side] for side in sides if side in places]
     if relation is None or len(known) + sum(type(side) is int for side in sides) < len(sides):
         return False
@@ -97,7 +98,7 @@ def _check_directly(trace: Trace, expression: Any, places: Mapping[Any, _Place])
             numbers.append(side if place is None else place.node)
         else:
             numbers.append(call(place.node.meta["val"].shape[place.dim], _size, place.node, place.dim))
-    condition = call(private_sizes.symbolic_truth(trace.shape_env, expression), relation, *numbers)
+    condition = call(private_numbers.symbolic_truth(trace.shape_env, expression), relation, *numbers)
     call(None, _assert, condition, f"{ASSUMPTION}{expression}")
     return True
 
@@ -105,10 +106,10 @@ def _check_directly(trace: Trace, expression: Any, places: Mapping[Any, _Place])
 def _check_otherwise(trace: Trace, expression: Any) -> None:
     # Without gradients: a node that is recorded with them in the backward counts as computed there.
     with private_calls.no_torch_function(), torch.no_grad():
-        condition = private_sizes.symbolic_truth(trace.shape_env, expression)
+        condition = private_numbers.symbolic_truth(trace.shape_env, expression)
         # The shape environment takes a relation for settled since it has put one number in place of another.
         is_settled = private_sizes.expression_of(condition) == True  # noqa: E712  (sympy's)
-        if is_settled or not private_sizes.is_expressible(expression):
+        if is_settled or not private_numbers.is_expressible(expression):
             raise CaptureError(
                 f"the graph is right only if {expression}, which depends on data and cannot be checked",
                 advice="keep sizes and indices independent of the data",

@@ -97,7 +97,7 @@ def is_exact_only_in_python(function: Any, arguments: tuple[Any, ...]) -> bool:
     if not all(type(item) in (int, float, bool, torch.SymInt, torch.SymFloat) for item in arguments):
         return False
     has_float = any(type(item) in (float, torch.SymFloat) for item in arguments)
-    if function in (operator.mod, operator.imod) and not private_sizes.is_surely_positive(arguments[1]):
+    if function in (operator.mod, operator.imod) and not private_numbers.is_surely_positive(arguments[1]):
         # torch 2.13 takes the remainder of a number below a negative divisor for the number itself.
         return True
     return has_float or function not in EXACT_ON_INTEGERS
