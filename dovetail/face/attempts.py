@@ -232,14 +232,13 @@ class Attempts:
         # A program tape has no symbols, so a backend that runs the program gets none.
         allows_symbols = backend.takes_symbolic_shapes and not backend.takes_program
         shapes = known.changes.shapes(dynamic, allows_symbols, *self._call[1:])
-        shapes = dataclasses.replace(shapes, expects_changes=shapes.allowed)
         if backend.data_sizes and overrides.DATA_SIZES:
             # A part that needed such sizes once most likely needs them again: a step that reads the optimizer's counts, say.
             shapes = dataclasses.replace(shapes, data_sizes="keep" if known.needs_data_sizes else "ask")
         given_up = {GRAPH_BREAKS} if options.fullgraph else set()
         given_up |= {RECOMPUTES} if backend.takes_program else set()
         settings = CaptureSettings(
-            shapes,
+            dataclasses.replace(shapes, expects_changes=shapes.allowed),
             marks_gradients=any(getattr(item, "marks_gradients", False) for item in options.passes),
             without=self._shared.learned.without | given_up,
         )

@@ -26,7 +26,14 @@ def new_size(environment: ShapeEnv, hint: int, name: str, low: int, high: int | 
     source = ConstantSource(name)
     span = ValueRanges(low, int_oo if high is None else high)
     constraint = StrictMinMaxConstraint(vr=span, warn_only=False)
-    symbol = environment.create_symbol(hint, source=source, dynamic_dim=DimDynamic.DYNAMIC, constraint_dim=constraint)
+    symbol = environment.create_symbol(
+        hint,
+        source=source,
+        dynamic_dim=DimDynamic.DYNAMIC,
+        constraint_dim=constraint,
+        positive=True if low > 0 else None,
+        do_not_specialize_zero_one=True,
+    )
     return environment.create_symintnode(symbol, hint=hint, source=source)
 
 

@@ -116,12 +116,13 @@ class LookupGuards(TracingInterpreter):
         if self.needs_no_guard(owner) and not (is_heap_type(owner) and is_patched_like_the_users(owner.__module__)):
             return
         source: Source = AttributeSource(self.values.pin(owner, owner.__qualname__), name)
-        if isinstance(found, (staticmethod, classmethod)):
-            source, found = AttributeSource(self.class_item_source(owner, name), "__func__"), found.__func__
-        elif isinstance(found, property) and type(found) is not property:
+        inside = found.__func__ if isinstance(found, (staticmethod, classmethod)) else found
+        if isinstance(inside, property) and type(found) not in (property, staticmethod):
             source = self.class_item_source(owner, name)
-        if isinstance(found, (types.FunctionType, property)):
-            self.values.guard(source, Identity(found), f"{owner.__qualname__}.{name} was found on the class")
+        if isinstance(found, classmethod):
+            source = AttributeSource(source, "__func__")
+        if isinstance(inside, (types.FunctionType, property)):
+            self.values.guard(source, Identity(inside), f"{owner.__qualname__}.{name} was found on the class")
 
     def guard_stays_hidden(self, kind: type, name: str) -> None:
         """Guard that data in a class, which an attribute of the object hides, becomes no descriptor, which would come first."""

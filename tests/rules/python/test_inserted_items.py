@@ -58,7 +58,7 @@ def raises(items: Any, x: Tensor) -> Any:
 
 @pytest.mark.parametrize(
     ("function", "most"),
-    [(newest_first, 3), (in_the_middle, None), (far_out, 3), (grows, 7), (grows_and_is_read, None), (raises, None)],
+    [(newest_first, 4), (in_the_middle, None), (far_out, 3), (grows, 8), (grows_and_is_read, None), (raises, None)],
 )
 def test_an_item_is_put_into_a_list(function: Callable[..., Any], most: int | None) -> None:
     compiled = dovetail.compile(function, backend="aten")
