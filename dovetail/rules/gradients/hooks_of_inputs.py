@@ -36,7 +36,7 @@ class _AfterAccumulation:
 def protect_hooks(inputs: Sequence[torch.Tensor]) -> None:
     """Have hooks that the inputs have not be called without a gradient; their handles stay as they are.
 
-    It looks at every input of every call: 0.1 us for each that has no hook.
+    It looks at every input of every call: 0.2 us for each that has no hook.
     """
     for tensor in [item for item in inputs if item._backward_hooks or item._post_accumulate_grad_hooks]:
         for key, hook in (tensor._backward_hooks or {}).items():
