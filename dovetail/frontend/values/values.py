@@ -330,7 +330,7 @@ class Values:
         """A whole number as the size of an empty tensor that is an input of the graph, a float as a tensor's only value."""
         found = self._numbers.get(source)
         if found is None:
-            carrier = FloatSource(source) if type(value) is float else NumberSource(source, 2 if value > 1 else 0)
+            carrier = FloatSource(source) if type(value) is float else NumberSource(source, least=2 if value > 1 else 0)
             # Where the call begins, nothing is transformed, and a number belongs to no transform.
             with private_state.outside_of_transforms(), private_calls.no_torch_function():
                 with private_tracing.disable_current_modes():

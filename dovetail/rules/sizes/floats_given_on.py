@@ -1,8 +1,8 @@
 """The floats that torch's C++ hands to its operators, and which of them depend on a float that it was given.
 
 A function is called twice on fake tensors, forward and backward, with two floats near each other. A float that differs between
-the calls was handed on, or computed from what was given. So that is known for the version of torch that is there, and for these
-very arguments, and not only as somebody has read it in the source.
+the calls was handed on, or computed from what was given. So that is known for the version of torch that is there, and for
+arguments of these sizes and dtypes (not of these strides), and not only as somebody has read it in the source.
 """
 
 from __future__ import annotations

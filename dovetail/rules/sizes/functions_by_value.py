@@ -1,7 +1,7 @@
-"""What torch's functions do with the floats that they take by value, as their C++ is written (torch 2.11 to 2.15).
+"""What torch's functions do with the floats that they take by value, as the C++ of torch 2.13 is written.
 
-``tests/rules/sizes/test_numbers_by_value.py`` compares each of them with eager for numbers of a schedule, gradients included: a
-number that is computed and not said here would stay that of the capture.
+A number that is computed and not said here would stay that of the capture. For the torch that is there, :func:`.dependent_floats`
+finds such numbers, and the call is left to others; ``tests/rules/sizes/test_numbers_by_value.py`` compares with eager.
 """
 
 from __future__ import annotations

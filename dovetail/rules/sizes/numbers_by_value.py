@@ -243,7 +243,8 @@ def _is_all_known(found: _StandIns, function: Any, args: Arguments, kwargs: Keyw
     """Whether torch hands nothing to its operators that depends on a float of the call and has no number in its place."""
     is_bound = isinstance(getattr(function, "__self__", None), torch.Tensor)
     callee = getattr(torch.Tensor, function.__name__) if is_bound else function
-    key = callee, *map(_facts, args), *((name, _facts(item)) for name, item in kwargs.items())
+    leaves, structure = private_trees.tree_flatten((args, kwargs))
+    key = callee, str(structure), *map(_facts, leaves)
     if key not in found.checked:
         floats = {id(number): found.of(number) for number in changing(args, kwargs)}
         dependent = dependent_floats(callee, args, kwargs, floats)
