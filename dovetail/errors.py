@@ -40,7 +40,7 @@ class UserLocation:
     text: str = ""
     module: str = field(default="", compare=False)
     stack: tuple[UserLocation, ...] = field(default=(), compare=False, repr=False)
-    #: What a file is called where people read of it, by the last one; the cells of a notebook have names.
+    #: Functions that give a file's name for readers, the last one decides; the cells of a notebook have names.
     names: ClassVar[list[Callable[[str], str]]] = [str]
 
     @classmethod

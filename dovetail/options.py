@@ -8,7 +8,7 @@ from typing import Any
 
 from dovetail.errors import OptionError, did_you_mean
 
-#: What options may be that are one of a few values.
+#: The values of options that are one of a few values.
 CHOICES: dict[str, tuple[object, ...]] = {
     **dict.fromkeys(("fullgraph", "compiled_autograd", "check_swap", "tune"), (True, False)),
     "dynamic": (True, False, None),

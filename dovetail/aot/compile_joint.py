@@ -101,7 +101,7 @@ def prepare(lowering: Lowering) -> Lowering:
         backend = lookup_backend("aten")
     lowering = lowering.with_(joint=joint, backend=backend)
     _check_promises(lowering)
-    # What is assumed about the data must hold before anything is written.
+    # Assumptions about the data must hold before anything is written.
     assumes = any(map(checks_assumption, joint.graph.nodes))
     writes_back = backend.writes_back and not lowering.is_training and not assumes
     # Before decompositions, which may leave out the copies by which the program keeps values apart.

@@ -147,7 +147,7 @@ reads_later: Place[Callable[[JointGraph], Sequence[tuple[int, int, Sequence[int]
 instead_of_steps: Place[Callable[[Lowering], CompiledGraph | None]] = Place()
 #: The graph by the decompositions of the backend's table; None: the hook before this one does it.
 decomposes: Place[Callable[[Lowering, Table], torch.fx.GraphModule | None]] = Place()
-#: What the forward saves for the backward; the last hook decides. Without one: all that the backward reads.
+#: Choose what the forward saves for the backward; the last hook decides. Without one: all that the backward reads.
 choose_saved: Place[Callable[[Lowering], ChooseSaved]] = Place()
 #: Behind the partition: hooks may change the two graphs.
 after_partition: Place[Callable[[Lowering], Lowering]] = Place()
@@ -157,5 +157,5 @@ before_backend: Place[Callable[[Lowering, BackendGraph], BackendGraph]] = Place(
 asks_data: Place[Callable[[Lowering], Callable[[Sequence[torch.Tensor]], bool] | None]] = Place()
 #: Where a call keeps its saved values apart from its node of autograd; the last hook decides.
 saved_apart: Place[Callable[[Lowering], KeepApart | None]] = Place()
-#: What differentiates the backward; the last hook decides. Without one a second derivative raises HigherOrderGradientError.
+#: Differentiate the backward; the last hook decides. Without one a second derivative raises HigherOrderGradientError.
 differentiable_backward: Place[Callable[[Lowering], DifferentiableBackward | None]] = Place()

@@ -96,7 +96,7 @@ class BackwardSession:
     def _prepared(
         self, captured: CapturedBackward, call: BackwardCall, collected: Collected
     ) -> SegmentRunner | CapturedBackward:
-        """What runs the backward: where its segments cannot be made, the graph as it was captured, operator by operator."""
+        """The function that runs the backward: where its segments cannot be made, the captured graph, operator by operator."""
         try:
             runner = self._runner(captured, call, collected.hooks)
             if captured not in self.captures:

@@ -24,7 +24,7 @@ try:
 except ImportError:  # Windows: without locks several processes may compile the same.
     fcntl = None  # type: ignore[assignment]
 
-#: What entries are about; a name that is not here is never read.
+#: The kinds of entries; a name that is not here is never read.
 KINDS = ("code", "graphs", "instructions", "kernels", "operators", "steps", "tuned")
 _MAGIC = b"dovetail cache 1 "
 _KEY = re.compile(r"[0-9a-f]{64}")

@@ -96,7 +96,7 @@ def run(options: argparse.Namespace) -> int:
 def train_all(settings: Sequence[Settings], *, turn: int, logs: Path) -> list[Run]:
     """Train every engine: the first step of each alone, then turns of ``turn`` steps.
 
-    What the engines' processes print goes to one file each in ``logs``.
+    The output of the engines' processes goes to one file each in ``logs``.
     """
     runs = [Run(each.engine) for each in settings]
     total = settings[0].steps

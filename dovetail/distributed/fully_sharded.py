@@ -63,7 +63,7 @@ class Spread:
 
     @property
     def reduction(self) -> str:
-        """What exchanges make of gradients."""
+        """The reduction by which exchanges combine gradients."""
         return "mean" if self.factors is None else "sum"
 
     def scattered(self, gradient: torch.Tensor) -> torch.Tensor:
@@ -425,7 +425,7 @@ def _region(number: int, function: Any, *args: Any, **kwargs: Any) -> Any:
 
 
 def _checkpoint(interpreter: TracingInterpreter, args: Arguments, kwargs: Keywords) -> Any:
-    """What is computed again in the backward finds the parameters as the forward did."""
+    """A checkpointed region that runs again in the backward finds the parameters as the forward did."""
     if args and private_fsdp.is_used():
         opened = interpreter.state(_Open)
         opened.regions.append([item[1:] for item in opened.wholes])

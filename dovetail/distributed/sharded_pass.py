@@ -57,7 +57,7 @@ class ShardingOptions:
 
 
 _OPERATORS = (gather, scatter, replica, reduce)
-#: Those of FSDP.
+#: The exchanges of FSDP.
 _UNWATCHED = (unshard, reshard, average)
 
 

@@ -106,7 +106,7 @@ def _end(interpreter: TracingInterpreter, model: Any) -> None:
 
 @end_rule
 def _check_closed(interpreter: TracingInterpreter) -> None:
-    """What comes behind a break within a wrapped module would compute gradients that nobody reduces.
+    """Code behind a break within a wrapped module would compute gradients that nobody reduces.
 
     A result that needs them is no result of a graph either; behind ``backward()`` a graph may break.
     """

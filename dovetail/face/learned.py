@@ -41,7 +41,7 @@ class Learned:
 
 
 class SharedState:
-    """The one place that a compiled function and its continuations share; written while ``compile_lock`` is held."""
+    """State that a compiled function and its continuations share; written while ``compile_lock`` is held."""
 
     def __init__(self, backend: Backend, owner: str = "") -> None:
         self.backend = backend

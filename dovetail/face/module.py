@@ -20,7 +20,7 @@ _RETURNING_SELF = frozenset(
     {"apply", "bfloat16", "cpu", "cuda", "double", "eval", "float", "half", "requires_grad_", "share_memory", "to"}
     | {"_apply", "to_empty", "train", "type", "xpu"}
 )
-#: What is called in the place of a method of the original, with the method in front of its arguments.
+#: Functions called in the place of a method of the original, with the method in front of its arguments.
 METHODS: dict[str, Callable[..., Any]] = {}
 
 

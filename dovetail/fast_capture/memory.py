@@ -1,4 +1,4 @@
-"""What operators record, remembered in this process and kept in the cache on disk for the first captures of later ones.
+"""The records of operators, remembered in this process and kept in the cache on disk for the first captures of later ones.
 
 One entry holds all that was learned in one state of the switches that choose kernels, as data. It says nothing about a program: its
 key has what decides about fake kernels, the files and versions of the programs, the CPU, and the kernels that were registered from

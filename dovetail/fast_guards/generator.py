@@ -71,7 +71,7 @@ class _FastGenerator(Generator):
             for root in tree.roots.values():
                 self.take(native, root)
             groups = native.relate(groups)
-        #: Those with a value that is not remembered, and all nodes in them.
+        #: Nodes with a value that is not remembered, and all nodes in them.
         self._open = [found for found in groups if any(node not in recorder.values for node in found[0])]
         self._in_open = {node for found in self._open for node in found[0]}
         for node, value in self.recorder.values.items():

@@ -199,7 +199,7 @@ class TracingInterpreter(FrameRunner, Protocol):
     def call_module_impl(
         self, module: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], direct: bool = False
     ) -> Any:
-        """What that calls: the module's hooks and its forward."""
+        """Call the module's hooks and its forward."""
 
     def make_instance(self, kind: type, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Do the work of ``type.__call__``."""

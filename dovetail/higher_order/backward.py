@@ -240,7 +240,7 @@ class DifferentiableBackward:
             with torch.no_grad():
                 expected = plain()
             if not agree(gradients, [expected[index] for index in wanted]) and (
-                # What cancels out in the formula of a gradient differs more than the gradient is large.
+                # Terms that cancel out in the formula of a gradient differ by more than the gradient is large.
                 found.in_eager is None or not agree(gradients, self._with_its_numbers(kept, found.in_eager, inputs))
             ):
                 return _refused(self._disagrees(kind), flat, lambda: expected)

@@ -21,7 +21,7 @@ from dovetail.trace.program import USES_FUNC
 from dovetail.trace.repeats import draws_random_numbers
 
 _PASSED_ON = (torch.ops.aten.detach.default, torch.ops.aten.alias.default)
-"""What autograd's own formulas do to the values that they have saved."""
+"""The operators that autograd's own formulas apply to the values that they have saved."""
 _KNOWS_ITS_STATISTICS = (torch.ops.aten.native_layer_norm_backward.default,)
 """Operators whose derivative counts in that the mean and the deviation that they are given depend on the input."""
 _PLAIN = (operator.getitem,)

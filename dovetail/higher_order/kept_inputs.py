@@ -114,7 +114,7 @@ class KeptInputs:
                     value = value.clone()
             self.saved.append((index, private_autograd_nodes.make_saved_tensor(value)))
         self.states = private_state.random_states(needed.cuda_devices) if needed.draws else None
-        #: Those that the backward reads (:mod:`dovetail.higher_order.read_results`).
+        #: Inputs that the backward reads (:mod:`dovetail.higher_order.read_results`).
         self.results: Sequence[Any] = ()
 
     def note_held(self, primals: Sequence[torch.Tensor]) -> None:

@@ -60,7 +60,7 @@ class ReadResults(tuple[_Place, ...]):
 
     @classmethod
     def of(cls, joint: JointGraph) -> ReadResults:
-        """Those of one joint graph."""
+        """The results of one joint graph that its backward reads."""
         read = _read_by(joint.gradients)
         written = {item.output_index: item.input_index for item in joint.spec.mutations if item.differentiable}
         flags = enumerate(zip(joint.results, joint.spec.output_differentiable, strict=False))
@@ -75,7 +75,7 @@ class ReadResults(tuple[_Place, ...]):
 
 
 def _read_by(gradients: Sequence[torch.fx.Node | None]) -> set[torch.fx.Node]:
-    """What gradients are computed from, as far as they have a derivative with respect to it."""
+    """The values from which gradients are computed, as far as gradients have a derivative with respect to them."""
     found: set[torch.fx.Node] = set()
     stack = [node for node in gradients if node is not None]
     while stack:

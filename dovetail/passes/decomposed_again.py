@@ -57,7 +57,7 @@ class _Decomposition:
 
 
 class Repeats:
-    """What was decomposed while one graph is traced. ``note`` is called with each node that is copied."""
+    """The operators decomposed while one graph is traced. ``note`` is called with each node that is copied."""
 
     def __init__(self, tracer: Any, fake_mode: Any, note: Callable[[torch.fx.Node], None]) -> None:
         self._tracer, self._fake_mode, self._note = tracer, fake_mode, note
@@ -189,7 +189,7 @@ def _with_places(value: Any, found: Callable[[_Place], Any]) -> Any:
 
 
 def _learned(repeats: Repeats, call: _Call, result: Any, last: torch.fx.Node) -> _Decomposition:
-    """What was recorded after the node ``last``; raises :class:`_UnknownError` where it cannot be made again."""
+    """The nodes recorded after the node ``last``; raises :class:`_UnknownError` where it cannot be made again."""
     places = {node: _Place(number, True) for number, node in reversed(list(enumerate(call.nodes)))}
     values, nodes = list(call.fakes), []
     node = last.next

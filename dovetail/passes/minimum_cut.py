@@ -93,7 +93,7 @@ def minimum_cut(
     ]
 
 
-#: What can still flow, by the two ends of an edge.
+#: The capacity left, by the two ends of an edge.
 _Left = dict[Any, dict[Any, float]]
 
 

@@ -88,7 +88,7 @@ def fused_updates(graph: torch.fx.GraphModule) -> list[torch.fx.Node]:
 
 @dataclass(frozen=True)
 class Trailing:
-    """What :func:`take_off` has found: the graph without the updates, and the updates as a graph behind it.
+    """The result of :func:`take_off`: the graph without the updates, and the updates as a graph behind it.
 
     ``reads`` names what ``updates`` takes, by the place among the first graph's inputs (``"input"``) or outputs. ``written`` are
     outputs, and the inputs that take their places; ``extra`` counts the outputs that were added at the end.

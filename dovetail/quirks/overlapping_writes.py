@@ -81,7 +81,7 @@ def write_through_expand(operator: Any, args: Sequence[Any], kwargs: Mapping[str
 def _views_behind(value: torch.Tensor) -> Iterator[torch.fx.Node]:
     """The view operators that have made a traced tensor, the last one first."""
     trace = open_trace()
-    # What repeats itself is refused below.
+    # A tensor that repeats its own elements is refused below.
     if trace is None or value.layout is not torch.strided or _repeats(value):
         return
     try:
@@ -127,7 +127,7 @@ def overlapping_write(operator: Any, args: Sequence[Any], kwargs: Mapping[str, A
         operands += [
             (item, written) for item in items if isinstance(item, torch.Tensor) and item.layout is torch.strided
         ]
-    # What does not go element by element may read an element that it has written: eager refuses it, or computes what nobody means.
+    # An operator not by elements may read an element that it has written: eager refuses it, or its result is undefined.
     jumps = operator.namespace == "aten" and torch.Tag.pointwise not in operator.tags
     jumps = jumps and not schema.name.startswith(("aten::_foreach", "aten::copy_", "aten::resize"))
     for at, (target, written) in enumerate(operands):

@@ -116,7 +116,7 @@ def _memory(compiled: CompiledGraph) -> dict[str, Any]:
 
 
 def _measured(entry: Entry, shown: dict[str, Any]) -> dict[str, Any]:
-    """What each operator takes by itself, as the last item of its row, and the sums by module, line and operator.
+    """The cost of each operator by itself, as the last item of its row, and the sums by module, line and operator.
 
     Each sum is its name, seconds in forward and backward, floating-point operations, bytes, and the number of operators.
     """

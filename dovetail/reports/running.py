@@ -67,7 +67,7 @@ class Watcher:
         """Compile the call as without a report, then note the result."""
         if not self._is_on:
             return None
-        # Those after this one, from rules that were loaded later, decide first.
+        # Hooks after this one, from rules that were loaded later, decide first.
         later = SURROUNDINGS[SURROUNDINGS.index(self.around) + 1 :]
         run = next(filter(None, (one(dispatcher, args, kwargs) for one in later)), None)
         run = run or dispatcher.decide(args, kwargs)

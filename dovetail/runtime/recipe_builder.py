@@ -74,7 +74,7 @@ def interpreted_of(function: types.FunctionType) -> Any:
 
 
 def closure_contents(function: types.FunctionType, seen: frozenset[int] = frozenset()) -> Iterable[Any]:
-    """What the closure of a function holds, and the closures of the functions in it."""
+    """The objects in the closure of a function, and in the closures of the functions in it."""
     seen |= {id(function)}
     for cell in function.__closure__ or ():
         try:

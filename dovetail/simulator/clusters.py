@@ -12,7 +12,7 @@ GIB = 1 << 30
 
 @dataclass(frozen=True)
 class Link:
-    """What one rank sends in one direction: bytes a second, and seconds that a message of no length takes."""
+    """The link of one rank in one direction: bytes a second, and seconds that a message of no length takes."""
 
     bytes: float
     latency: float
@@ -42,11 +42,11 @@ class Cluster:
     source: str = ""
 
     def seconds_of_work(self, flops: float, moved: float) -> float:
-        """What an operator takes: it computes while it reads and writes, so the longer of the two."""
+        """Seconds of an operator: it computes while it reads and writes, so the longer of the two."""
         return max(flops / self.flops, moved / self.bytes) / self.efficiency
 
     def seconds_of_exchange(self, collective: str, size: float, ranks: Sequence[int]) -> float:
-        """What a collective takes among these ranks; ``size`` are the bytes of the whole: what is reduced, or gathered.
+        """Seconds of a collective among these ranks; ``size`` are the bytes of the whole: what is reduced, or gathered.
 
         Thakur, Rabenseifner and Gropp, "Optimization of Collective Communication Operations in MPICH" (2005): by halving and
         doubling, each of a gather and a scatter takes the logarithm of the ranks in messages, and sends all but one rank's part

@@ -27,7 +27,7 @@ from dovetail.torch_private import distributed as private_distributed
 
 @dataclass(frozen=True)
 class Training:
-    """What a step is made of: ``loss(model, *batch)`` is differentiated, and ``optimizer`` steps. ``batch`` is that of one rank.
+    """The parts of a step: ``loss(model, *batch)`` is differentiated, and ``optimizer`` steps. ``batch`` is that of one rank.
 
     ``tensor_parallel`` is a plan of ``torch.distributed.tensor.parallel.parallelize_module``; without one, no tensor-parallel way
     is tried.
@@ -205,11 +205,11 @@ class _Way:
 
     @property
     def graph(self) -> tuple[bool, int, int]:
-        """What the graph depends on."""
+        """The facts that the graph depends on."""
         return self.copies > 1, self.shards, self.width
 
     def ranks(self, dimension: int) -> range:
-        """Those of the first rank's group along a dimension."""
+        """The ranks of the first rank's group along a dimension."""
         step = (self.shards * self.width, self.width, 1)[dimension]
         return range(0, (self.copies, self.shards, self.width)[dimension] * step, step)
 
@@ -229,7 +229,7 @@ def _ways(ranks: int, node: int, has_tensor_parallel: bool) -> Iterator[_Way]:
 
 
 def spread(training: Training, change: Callable[[torch.nn.Module], torch.nn.Module]) -> torch.nn.Module:
-    """What ``change`` makes of the model; the optimizer steps the parameters that are in the places of its own then."""
+    """The model that ``change`` makes; the optimizer then steps the parameters that have replaced its own."""
     before = [parameter for _, parameter in training.model.named_parameters(remove_duplicate=False)]
     model = change(training.model)
     after = [parameter for _, parameter in model.named_parameters(remove_duplicate=False)]
@@ -289,7 +289,7 @@ def _compiled(training: Training, way: _Way, mesh: Any) -> Any:
 
 
 def _units(model: torch.nn.Module) -> list[torch.nn.Module]:
-    """What is gathered together: each member of a list or sequence of modules, and what is left of the model."""
+    """The modules gathered together: each member of a list or sequence of modules, and the rest of the model."""
     found: list[torch.nn.Module] = []
 
     def visit(module: torch.nn.Module) -> None:

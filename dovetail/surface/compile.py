@@ -236,7 +236,7 @@ _DEFAULTS: dict[str, Any] = {
     "regional": False,
     "backend_options": {},
 }
-#: What ``help()`` and editors show.
+#: The signature that ``help()`` and editors show.
 compile.__signature__ = inspect.Signature(  # type: ignore[attr-defined]
     [
         inspect.Parameter("function", inspect.Parameter.POSITIONAL_OR_KEYWORD, default=None),

@@ -21,7 +21,7 @@ def _load_state(method: Any, state: Any, *args: Any, **kwargs: Any) -> Any:
     keys = list(state) if isinstance(state, Mapping) else []
     if any(_is_marked(key) for key in keys) and not any(_is_marked(key) for key in method.__self__.state_dict()):
         given, state = state, OrderedDict((_without_mark(key), state[key]) for key in keys)
-        # What BatchNorm and others say of their version.
+        # The version of their state that BatchNorm and others declare.
         metadata = getattr(given, "_metadata", {})
         state._metadata = {_without_mark(key): value for key, value in metadata.items()}  # type: ignore[attr-defined]
     return method(state, *args, **kwargs)

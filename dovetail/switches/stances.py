@@ -25,7 +25,7 @@ from dovetail.torch_private.guard_managers import INLINED
 
 Function = TypeVar("Function", bound=Callable[..., Any])
 
-#: What each stance means.
+#: The meaning of each stance.
 STANCES = {
     "default": "compile whatever no entry takes",
     "force_eager": "run everything eagerly",

@@ -21,7 +21,7 @@ _PAUSE = 0.5
 
 
 class BranchError(Exception):
-    """What a fork was to do has failed; the text says why, with the name of the error."""
+    """The work of a fork has failed; the text says why, with the name of the error."""
 
 
 def reason_of(error: BaseException) -> str:

@@ -32,7 +32,7 @@ from dovetail.trace.shapes import RecordingShapeEnv
 SWITCH = "DOVETAIL_TIERS"
 #: Tier 0. Its numbers are eager's, but nobody has promised them: the backend that was asked for may compute gradients otherwise.
 OPERATORS = dataclasses.replace(ATEN, numerics="tolerance", has_options=True)
-#: What knows the cache on disk of a backend, from which one process takes the graphs that another one has compiled.
+#: The module that reads a backend's cache on disk, from which one process takes the graphs that another one has compiled.
 CACHES: dict[str, Any] = {"inductor": inductor_cache}
 
 

@@ -1,4 +1,4 @@
-"""What a job of the background process is, on both sides: made from graphs here, compiled there."""
+"""A job of the background process, on both sides: made from graphs here, compiled there."""
 
 from __future__ import annotations
 
@@ -81,7 +81,7 @@ def _compile_graphs(job: dict[str, Any], said: Callable[[str], None]) -> None:
 
 def _compile_in_branches(job: dict[str, Any], said: Callable[[str], None]) -> None:
     """Compile the graphs at the same time, on what is most likely of the compiler; where that fails, look at the compiler first."""
-    # What is found out about symbolic sizes in one graph holds for the next one.
+    # Facts found out about symbolic sizes in one graph hold for the next one.
     parts = [job] if job["sizes"] is not None else [{**job, "graphs": [data]} for data in job["graphs"]]
     compile_parts = [functools.partial(_compile_graphs, part, _silent) for part in parts]
     _compile_headers_beside()
@@ -108,4 +108,4 @@ def _compile_headers_beside() -> None:
 
 
 def _silent(text: str) -> None:
-    """What a branch says of its graphs, of which there is one."""
+    """Ignore the answer of a branch, which has one graph."""

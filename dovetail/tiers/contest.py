@@ -26,7 +26,7 @@ LOOKS = (16, 64, 256)
 COLD = 2
 #: How often a challenger that is no faster may win, over all looks of one contest.
 ERROR = 0.01
-#: What a challenger must save at least, as a share of the time.
+#: The least saving of a challenger, as a share of the time.
 LEAST_GAIN = 0.01
 
 
@@ -101,7 +101,7 @@ class Contest:
 
 
 def judge(differences: Sequence[float]) -> Verdict | None:
-    """What logarithms of ratios tell after one of the looks; None where more are needed."""
+    """The verdict of logarithms of ratios after one of the looks; None where more are needed."""
     count = len(differences)
     ratio = math.exp(statistics.median(differences))
     score = signed_rank(differences)

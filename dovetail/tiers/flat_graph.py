@@ -93,7 +93,7 @@ def operator_named(name: str) -> Any:
 
 
 def encode_value(value: Any, sizes: SizesHere | None = None) -> Any:
-    """What a value of a graph is, as data; raises :class:`UnportableError`. ``sizes`` are those that may be symbolic."""
+    """A description of a graph's value, as data; raises :class:`UnportableError`. ``sizes`` are those that may be symbolic."""
     if isinstance(value, (list, tuple)):
         return [encode_value(item, sizes) for item in value]
     if value is None or type(value) in (bool, int, float):

@@ -155,7 +155,7 @@ def _keep(key: str, joint: JointGraph, module: torch.fx.GraphModule, table: Tabl
 
 
 def _means(module: torch.fx.GraphModule) -> list[Any]:
-    """What a graph computes and what is known of its nodes, but for the values."""
+    """The nodes of a graph and the facts known of them, but for the values."""
     return [
         [node.op, node.name, node.target, repr(node.args), repr(node.kwargs), *map(repr, sorted(_marks(node)))]
         for node in module.graph.nodes

@@ -75,7 +75,7 @@ def _name(hook: Any) -> str:
 
 
 def described(value: Any) -> Any:
-    """What a step may know of the runtime's description of a graph: all of it, but for the functions that make views again."""
+    """The part of the runtime's description of a graph that a step may know: all but the functions that make views again."""
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
         return [type(value).__name__, *(described(getattr(value, item.name)) for item in dataclasses.fields(value))]
     if isinstance(value, (list, tuple)):
@@ -86,7 +86,7 @@ def described(value: Any) -> Any:
 
 
 def _marks(node: torch.fx.Node, runs: dict[int, int]) -> list[Any]:
-    """What is noted on a node, and whether an input is a parameter or a buffer. ``runs`` numbers the runs of autograd's engine,
+    """The notes on a node, and whether an input is a parameter or a buffer. ``runs`` numbers the runs of autograd's engine,
     which another process counts from elsewhere.
     """
     descriptor = node.meta.get("desc")
@@ -127,7 +127,7 @@ class _Part:
 
 
 def run_once(lowering: Lowering) -> CompiledGraph:
-    """What the steps make of a captured graph, from the cache where an earlier process has kept it."""
+    """The steps' results for a captured graph, from the cache where an earlier process has kept it."""
     key = key_of_steps(lowering)
     found = None if key is None else take(key, lowering)
     if found is None:
@@ -312,7 +312,7 @@ def _visible(lowering: Lowering, kind: Kind) -> tuple[int, ...]:
 
 
 def _digest(lowering: Lowering) -> str:
-    """What the graphs are that a step has made, and the values between them."""
+    """A key of the graphs that a step has made, and of the values between them."""
     parts = lowering.parts
     assert parts is not None
     graphs = [encoded_graph(item.graph) for item in (parts.forward, parts.backward) if item is not None]

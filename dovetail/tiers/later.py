@@ -27,7 +27,7 @@ class LaterGraph:
     examples: Sequence[Any]
     kind: Kind
     options: Mapping[str, Any]
-    #: What is given in the place of inputs that nothing reads.
+    #: The value given in the place of inputs that nothing reads.
     blanks: Mapping[int, torch.Tensor] = dataclasses.field(default_factory=dict)
     run: CompiledCallable | None = None
 

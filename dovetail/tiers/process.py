@@ -53,7 +53,7 @@ _MODULE = "dovetail.tiers.worker"
 
 @dataclass(frozen=True)
 class Answer:
-    """What a job has come to: "compiled", "failed", "unfit" (this process must compile the graphs itself) or "left"
+    """The end of a job: "compiled", "failed", "unfit" (this process must compile the graphs itself) or "left"
     (this process is a fork of the one that has given the job).
     """
 
@@ -190,7 +190,7 @@ class Job:
         return None
 
     def answer(self) -> Answer | None:
-        """What it has come to; None while it is not done. Cheap: it looks a few times a second only."""
+        """The end of the job; None while it is not done. Cheap: it looks a few times a second only."""
         now = time.monotonic()
         if now < self._next_look:
             return None

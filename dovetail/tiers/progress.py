@@ -1,4 +1,4 @@
-"""What takes long is said while it happens: one line after three seconds, one at the end, and in a terminal how far it is.
+"""Messages about long work while it happens: one line after three seconds, one at the end, and in a terminal how far it is.
 
 ``DOVETAIL_PROGRESS=0`` says nothing, ``1`` writes plain lines to the standard error stream. Without either, a terminal gets one
 line that is written anew, and everything else the logger ``dovetail``, at level INFO, which is silent unless a program wants to
@@ -15,7 +15,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 
-#: What is done sooner is not spoken of.
+#: Seconds of work below which no line is printed.
 SECONDS = 3.0
 SWITCH = "DOVETAIL_PROGRESS"
 logger = logging.getLogger("dovetail")

@@ -95,7 +95,7 @@ def run_operators_first(lowering: Lowering) -> CompiledGraph | None:
     run = SwappingRun(first, lowering.with_(joint=unmarked), tiers)
     if has_changing_numbers(lowering.joint):
         try:
-            # What a step assumes of a number is a guard of the entry, which nothing can be added to later.
+            # A step's assumption about a number is a guard of the entry, and no guard can be added later.
             run.make_graphs()
         except Exception as error:  # noqa: BLE001  (whatever a step may raise: the user sees it where the graph is compiled at once)
             events.note("waits for kernels", reason=f"{type(error).__name__}: {error}")
@@ -147,7 +147,7 @@ class SwappingRun:
             Aside(lowering.joint.fake_mode.shape_env) if has_sizes(lowering.joint) else contextlib.nullcontext()
         )
         self._lock = threading.RLock()
-        #: What is done before a call; None once nothing is to come.
+        #: Work done before a call; None once nothing is to come.
         self._before: Callable[[], object] | None = self._count_calls
         self._check_next = False
         self._details: Mapping[str, float] = {}
@@ -309,7 +309,7 @@ class SwappingRun:
             with private_state.preserved_rng_state(), without_autocast(), self._sizes, how:
                 self._collector.compile_all()
                 self._assumed = self._assumed_of_sizes()
-            # What was tuned is for this machine, and for who asks for it.
+            # Tuned kernels are for this machine, and for calls that ask for them.
             kept_steps.keep(None if self._tiers.tune else self._key, self._second.lowering)
         except Exception as error:  # noqa: BLE001  (whatever a backend may raise)
             self._stay(f"{type(error).__name__}: {error}")
@@ -325,7 +325,7 @@ class SwappingRun:
             self._go_over(details)
 
     def _assumed_of_sizes(self) -> ShapeGuards | None:
-        """What the kernels assume of symbolic sizes, with what the entry assumes of them."""
+        """The assumptions of the kernels about symbolic sizes, with those of the entry."""
         joint = self._first.joint
         return shape_guards(joint.fake_mode.shape_env, joint.capture.bindings) if has_sizes(joint) else None
 

@@ -59,7 +59,7 @@ class Variant:
 
 
 def _variants_of_inductor(graph: torch.fx.GraphModule) -> list[Variant]:
-    """What Inductor can do otherwise with a graph on this CPU.
+    """The variants of a graph that Inductor can make on this CPU.
 
     Its templates of matrix products are no variant: they are for constant weights, and those of a training step change.
     """

@@ -25,7 +25,7 @@ def take_what_is_held(lowering: Lowering) -> CompiledGraph | None:
 def compile_or_take(lowering: Lowering, tiers: Tiers) -> CompiledGraph | None:
     """The graph with its kernels, under the keys and after the checks of :mod:`.kept_steps`; None where it is not kept.
 
-    What the steps raise is raised here, as where nothing is kept.
+    Errors of the steps are raised here, as where nothing is kept.
     """
     if tiers.check_swap or not cache.is_on() or not is_kept_on_disk(tiers.backend):
         return None

@@ -16,7 +16,7 @@ import torch.utils.checkpoint
 
 from dovetail.torch_private.autograd import saved_tensor_hooks
 
-#: What ``checkpoint`` calls for its work since torch 2.15; it warns where it is not told its kind.
+#: The function that ``checkpoint`` calls for its work since torch 2.15; it warns where it is not told its kind.
 CHECKPOINT_INSIDE: Any = getattr(torch.utils.checkpoint, "_checkpoint_impl", torch.utils.checkpoint.checkpoint)
 
 

@@ -256,7 +256,7 @@ class _Answer(TorchDispatchMode):
     """Gives the known result of the one operator that functionalisation calls; a write to a view calls others for its base."""
 
     def __init__(self, operator: Any, result: Any, is_write: bool = False) -> None:
-        # What the base class has is for modes that are entered; this one is pushed and popped.
+        # The base class's version is for modes that are entered; this one is pushed and popped.
         self.operator = operator
         self.result = result
         self.is_write = is_write

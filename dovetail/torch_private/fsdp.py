@@ -230,7 +230,7 @@ def places_of_kept(state: Any) -> tuple[int, ...]:
 
 
 def state_of(module: torch.nn.Module) -> Any:
-    """What FSDP keeps of a module, None for one that it has not been given."""
+    """FSDP's state of a module, None for one that it has not been given."""
     from torch.distributed.fsdp._fully_shard._fsdp_state import _get_module_fsdp_state
 
     return _get_module_fsdp_state(module)

@@ -19,7 +19,7 @@ from dovetail.versions import parse
 REGISTERING = ("torch.library", "torch._library.custom_ops", "torch._custom_ops", "torch._custom_op.impl")
 #: The module whose functions (``make_fx`` and what it returns) trace a program of their own.
 TRACING = "torch.fx.experimental.proxy_tensor"
-#: What wraps tensors for a functionalisation of the program's own, or acts on such tensors.
+#: Functions that wrap tensors for a functionalisation of the program's own, or act on such tensors.
 FUNCTIONALIZING = (
     *(getattr(torch, name) for name in dir(torch) if name.startswith("_functionalize_")),
     *(torch._to_functional_tensor, torch._from_functional_tensor, torch._freeze_functional_tensor),
@@ -149,7 +149,7 @@ def flex_attention() -> Any:
 
 #: Modules of torch whose functions call the program's own with what they are given, or look inside.
 CALLERS = ("torch._functorch", "torch.utils.checkpoint", "torch._higher_order_ops", "torch.jit", "torch.fx")
-#: What torch's own Python functions ask before anything else.
+#: Questions that torch's own Python functions ask before anything else.
 HAS_TORCH_FUNCTION = (
     torch.overrides.has_torch_function,
     torch.overrides.has_torch_function_unary,

@@ -47,7 +47,7 @@ __all__ = [
 
 #: Parts of torch that log an error before they raise it.
 LOGGING = ("torch._subclasses.fake_tensor", "torch.fx.experimental.recording", "torch.fx.experimental.symbolic_shapes")
-#: What torch raises where a fake tensor cannot answer because only the data can.
+#: Errors that torch raises where a fake tensor cannot answer because only the data can.
 DATA_DEPENDENT_ERRORS: tuple[type[BaseException], ...] = (
     *(DataDependentOutputException, DynamicOutputShapeException, GuardOnDataDependentSymNode),
     *(UnsupportedFakeTensorException, UnsupportedOperatorException),

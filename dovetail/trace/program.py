@@ -25,7 +25,7 @@ from dovetail.torch_private import tensors as private_tensors
 from dovetail.trace.overrides import RefusedOperatorError
 
 _GET_DATA, _SET_DATA = torch.Tensor.data.__get__, torch.Tensor.data.__set__  # type: ignore[attr-defined]
-# What they give has another derivative than the operators that compute it, or none.
+# Their results have another derivative than the operators that compute them, or none.
 _CUTS = frozenset({"detach", "detach_", "_set_data", "set_", "apply", "custom_function_call", "_make_subclass"})
 # Their effect is on the backward, where the tape records nothing.
 HOOKS = frozenset({"register_hook", "register_post_accumulate_grad_hook"})

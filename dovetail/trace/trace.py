@@ -98,7 +98,7 @@ class _OpenTraces(threading.local):
 
 
 _open_traces = _OpenTraces()
-# What fails while tracing is tried otherwise, or raised by eager in the program's own words.
+# An operator that fails while tracing is tried in another way, or eager raises its own error.
 for _name in private_tracing.LOGGING:
     logging.getLogger(_name).addFilter(lambda record: record.levelno < logging.WARNING or not _open_traces.stack)
 
@@ -359,7 +359,7 @@ class Trace:
         self._forgiven |= self.data_symbols() - before
 
     def assumptions(self) -> list[Any]:
-        """What has been assumed about sizes made of data, as expressions: the graph is right where these hold."""
+        """The assumptions about sizes made of data, as expressions: the graph is right where these hold."""
         return [
             expression
             for expression in private_sizes.deferred_assumptions(self.shape_env, self._truths)

@@ -76,7 +76,7 @@ def _repair_generator(generator: torch.Generator, before: torch.Generator, state
 
 
 def why_no_gpu() -> str:
-    """What torch says where it finds no GPU: there is no driver, or it is too old."""
+    """Torch's message where it finds no GPU: there is no driver, or it is too old."""
     try:
         torch.cuda.init()
     except (AssertionError, RuntimeError) as error:

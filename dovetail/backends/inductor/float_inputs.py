@@ -198,7 +198,7 @@ def _as_it_is(user: torch.fx.Node, number: torch.fx.Node, tensor: torch.fx.Node)
     if any(str(item.type) not in _NUMBER_TYPES for item in arguments if item.name in found):
         raise _refusal(user, number)
     user.target = takes_tensors(operator, found)
-    # What Inductor would lay the arguments out by, the number among them.
+    # The facts by which Inductor would lay the arguments out, the number among them.
     user.meta.pop("eager_input_vals", None)
     return tensor
 

@@ -39,7 +39,7 @@ def code_of(fake_mode: Any) -> list[Generated]:
 
 @contextlib.contextmanager
 def aside(fake_mode: Any) -> Iterator[list[Generated]]:
-    """What is noted in the block goes to the list that it is given: code that may never be used."""
+    """Notes made in the block go to the list that it is given: code that may never be used."""
     before = _BY_CAPTURE.pop(fake_mode, None)
     found = _BY_CAPTURE[fake_mode] = []
     try:

@@ -220,7 +220,7 @@ class Frame:
         copy = object.__new__(Frame)
         for name in Frame.__slots__:
             setattr(copy, name, getattr(self, name))
-        # What the first ``next`` sends is None; from Python 3.15 on, a generator may have begun with its iterator.
+        # The first ``next`` sends None; from Python 3.15 on, a generator may have begun with its iterator.
         copy.stack = [*self.stack, None]
         copy.position = self.position + 1
         copy.current_exceptions = []

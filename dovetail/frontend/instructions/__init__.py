@@ -17,7 +17,7 @@ from dovetail.frontend.instructions.functions import is_known
 from dovetail.frontend.instructions.shared import TABLE, Handler
 
 _WHOLE: dict[tuple[int, int], tuple[int, dict[str, Handler]]] = {}
-#: What each Python encodes in its own way; rules add those of newer Pythons.
+#: Instructions that each Python encodes in its own way; rules add those of newer Pythons.
 SETS = {(3, 11): python311.TABLE, (3, 12): python312.TABLE, (3, 13): python313.TABLE}
 
 __all__ = ["SETS", "Handler", "Return", "Yield", "handlers_of", "instruction_set"]

@@ -43,7 +43,7 @@ def callback_codes(values: Iterable[Any], without: frozenset[str] = frozenset())
     return {code: name for code, name in found.items() if name.rpartition(".")[2] not in without} if without else found
 
 
-#: What native code reaches through values of Python's own; rules add more.
+#: Values that native code reaches through values of Python's own; rules add more.
 PARTS: list[tuple[Any, Callable[[Any], Iterable[Any]]]] = [
     (_CONTAINERS, lambda value: next(kind for kind in _CONTAINERS if isinstance(value, kind)).__iter__(value)),
     (dict, lambda value: (*dict.keys(value), *dict.values(value))),

@@ -115,7 +115,7 @@ class NativeCalls(TracingInterpreter):
                 raise Break(
                     f"{_name(function)} needs the values of a tensor ({type(error).__name__})",
                     "keep the value in a tensor, or do this outside of the compiled function",
-                    # What Python code has recorded by then may have drawn numbers, or written.
+                    # Python code that ran by then may have drawn numbers, or written.
                     is_clean=not hasattr(function, "__code__") or len(trace.graph.nodes) == recorded,
                 ) from error
         except RefusedOperatorError as error:

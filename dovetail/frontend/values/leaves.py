@@ -112,7 +112,7 @@ def is_trusted(module_name: str | None) -> bool:
     return module_name is not None and module_name.split(".", 1)[0] in TRUSTED_PREFIXES
 
 
-#: What somebody may put another one in the place of.
+#: Types of objects that somebody may replace by others.
 _PATCHED = (types.FunctionType, types.BuiltinFunctionType, type)
 
 

@@ -26,7 +26,7 @@ class _AfterAccumulation:
         self.is_reached = True
 
     def __call__(self, parameter: torch.Tensor) -> None:
-        # What was noted holds for this call: the next node of the parameter may be one of eager's.
+        # The note holds for this call: the next node of the parameter may be one of eager's.
         is_reached, self.is_reached = self.is_reached, True
         if is_reached:
             self.hook(parameter)

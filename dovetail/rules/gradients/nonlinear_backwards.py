@@ -67,7 +67,7 @@ def refusing_summands(interpreter: TracingInterpreter, backward: Backward) -> Ba
         if _is_linear(list(trace.graph.nodes)[count:], given, made):
             return result
         with trace.recorder.paused(), private_calls.no_torch_function(), torch.no_grad():
-            # What depends on no gradient is there only where the hook runs: a backward from other outputs must not have it.
+            # A term without gradients is there only where the hook runs: a backward from other outputs must not have it.
             checked = [
                 _checked(interpreter, item, tensors) if isinstance(item, torch.Tensor) else item for item in leaves
             ]

@@ -122,7 +122,7 @@ GETTERS: tuple[type, ...] = (operator.attrgetter, operator.itemgetter, operator.
 
 
 def _held_by(getter: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    """What a getter was made with, by position and by name.
+    """The arguments that a getter was made with, by position and by name.
 
     >>> _held_by(operator.methodcaller("sort", reverse=True))
     (('sort',), {'reverse': True})
@@ -153,7 +153,7 @@ for _kind in GETTERS:
 
 
 def _read_what_is_held(values: Values, getter: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    """What a getter was made with, as the program sees it; one that existed before never changes, but may be another one."""
+    """A getter's arguments as the program sees them; one that existed before never changes, but may be another one."""
     items, keywords = _held_by(getter)
     if (source := values.source_of(getter)) is None:
         return items, keywords
@@ -226,7 +226,7 @@ class CachedCall:
 
 
 class CheckedSource(ComputedSource):
-    """What a cache has now, read by the check of an entry alone.
+    """A cache's present value, read by the check of an entry alone.
 
     To ask a cache may run the program's function: one that no check has come to is not asked why the entry does not hold.
     """
@@ -336,7 +336,7 @@ def _place_of_key(interpreter: TracingInterpreter, item: Any) -> Any:
 
 @called_rule
 def _described(interpreter: TracingInterpreter, function: Any, args: Arguments, kwargs: Keywords, result: Any) -> None:
-    """What ``inspect`` says of a function follows from attributes that the program may set."""
+    """The answers of ``inspect`` about a function follow from attributes that the program may set."""
     values = interpreter.values
     for item in (*args, *kwargs.values()) if function in LOOKING else ():
         inner = item.__func__ if type(item) is types.MethodType else item

@@ -203,7 +203,7 @@ class _Blocks:
 @rule(warnings.catch_warnings.__enter__)
 def _enter_block(interpreter: TracingInterpreter, args: Arguments, kwargs: Keywords) -> Any:
     if getattr(args[0], "_record", False):
-        # What follows may read the list, and the warning about a break would land in it.
+        # Later code may read the list, and the warning about a break would land in it.
         raise Break("warnings are recorded in a list", "record them outside of the function", resumable=False)
     result = interpreter.native(warnings.catch_warnings.__enter__, args, kwargs)
     interpreter.state(_Blocks).open += 1

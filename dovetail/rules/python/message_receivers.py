@@ -27,7 +27,7 @@ from dovetail.rules.python.compared_objects import codes_of
 _MOST_OBJECTS = 20_000
 _FIXED_MODULES = sys.stdlib_module_names | {"torch", "dovetail"}
 _STORES = {dis.opmap[name] for name in ("STORE_GLOBAL", "DELETE_GLOBAL", "STORE_DEREF", "DELETE_DEREF")}
-#: What the program and a receiver may both know without either changing it.
+#: Types of objects that the program and a receiver may share without either changing them.
 _SHARED_BY_ALL = (
     type,
     types.ModuleType,

@@ -87,7 +87,7 @@ class _Compute:
 
 @changing_numbers
 def compute_number(interpreter: TracingInterpreter, function: Any, args: Arguments) -> Any:
-    """What NumPy makes of numbers, at least one of which changes; NotImplemented where that is no float and no truth value."""
+    """NumPy's result for numbers of which one changes; NotImplemented where that is no float and no truth value."""
     array = args[0] if function is operator.getitem and type(args[0]) in ARRAY and args[0].ndim == 1 else None
     kept = None if array is None else interpreter.values.source_of(array)
     given = args if kept is None else args[1:]

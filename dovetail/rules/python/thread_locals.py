@@ -1,4 +1,4 @@
-"""What belongs to the running thread: attributes of ``threading.local`` objects, its number. Read again at each call."""
+"""State of the running thread: attributes of ``threading.local`` objects, its number. Read again at each call."""
 
 from __future__ import annotations
 

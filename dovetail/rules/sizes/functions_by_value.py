@@ -1,4 +1,4 @@
-"""What torch's functions do with the floats that they take by value, as the C++ of torch 2.13 is written.
+"""The work of torch's functions on the floats that they take by value, as the C++ of torch 2.13 is written.
 
 A number that is computed and not said here would stay that of the capture. For the torch that is there, :func:`.dependent_floats`
 finds such numbers, and the call is left to others; ``tests/rules/sizes/test_numbers_by_value.py`` compares with eager.
@@ -127,7 +127,7 @@ def attention(
 
 @by_value("alpha_dropout", "alpha_dropout_", "feature_alpha_dropout", "feature_alpha_dropout_")
 def alpha_dropout(input: torch.Tensor, p: float = 0.5, training: Any = False, *rest: Any, **named: Any) -> Needs:
-    """What is dropped goes to where it leaves mean and variance alone."""
+    """Dropped elements get the value that leaves mean and variance alone."""
     kept = _minus(1, p)
     under_the_root = _times(Computed(operator.add, (_times(_ALPHA * _ALPHA, p), 1)), kept)
     scale = _over(1.0, Computed(math.sqrt, (under_the_root,)))
@@ -141,13 +141,13 @@ def alpha_dropout(input: torch.Tensor, p: float = 0.5, training: Any = False, *r
 
 @by_value("layer_norm", "group_norm")
 def normalisation(*args: Any, **named: Any) -> Needs:
-    """What is added to a variance."""
+    """The number added to a variance."""
     return Needs(holds=tuple(_at_most(0.0, number) for number in changing(args, named)))
 
 
 @by_value("batch_norm", "instance_norm")
 def normalisation_with_averages(input: torch.Tensor, *rest: Any, **named: Any) -> Needs:
-    """What is added to a variance, and by how much an average moves; a GPU has operators that write to the averages unseen."""
+    """The number added to a variance, and an average's momentum; a GPU has operators that write to the averages unseen."""
     _known(input.device.type == "cpu")
     return Needs(holds=tuple(_below(0.0, number) for number in changing(rest, named)))
 

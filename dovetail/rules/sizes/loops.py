@@ -59,7 +59,7 @@ def _as_index(interpreter: TracingInterpreter, target: torch.Tensor, args: tuple
 
 
 def _indexed(frame: Frame) -> Any:
-    """What is indexed by the result of the present call, by itself or as a part of a tuple, and by nothing else; else None."""
+    """The object indexed by the result of the present call, by itself or as a part of a tuple, and by nothing else; else None."""
     above = 0
     instructions = iter(frame.decoded.instructions[frame.position + 1 :])
     for item in instructions:

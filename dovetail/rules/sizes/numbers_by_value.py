@@ -48,7 +48,7 @@ _ASKING = frozenset(
         *(_aten.multi_margin_loss.default, _aten.multi_margin_loss_backward.default),
     }
 )
-#: What is recorded of operators that write, where their names do not say it.
+#: The recorded forms of operators that write, where their names do not say it.
 _RETURNING = {_aten.bernoulli_.float: _aten.bernoulli.p, _aten.normal_.default: _aten.normal_functional.default}
 _NEW: frozenset[Any] = frozenset({_aten.empty.memory_format, _aten.empty_like.default})
 _LOW_BITS = (1 << 24) - 1
@@ -69,7 +69,7 @@ class Computed:
 
 @dataclass(frozen=True)
 class Needs:
-    """What a function does with its floats beside handing them on.
+    """The work of a function on its floats beside handing them on.
 
     ``holds`` are conditions under which it takes the same way for all of them. ``computed`` are numbers that it computes, which all
     arrive in the forward; ``in_backward`` may arrive there alone, and where a gradient is differentiated again there are others.
@@ -97,7 +97,7 @@ class _StandIns:
     checked: dict[Any, bool] = field(default_factory=dict)
     #: The function that the next call means, where it is called with stand-ins.
     called: Any = None
-    #: What is given up where a stand-in has come into the graph.
+    #: Strategies that the next capture gives up where a stand-in has come into the graph.
     strategies: set[str] = field(default_factory=set)
 
     #: Whether a formula of autograd's computes with a float, as a gradient of that again would.

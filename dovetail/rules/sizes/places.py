@@ -85,7 +85,7 @@ def end_before_growth(interpreter: TracingInterpreter, items: Any) -> None:
 
 
 def _seen(interpreter: TracingInterpreter, what: str, value: Any) -> Any:
-    """What captures have seen at this instruction, up to one more than :data:`_MOST_CONTENTS`; ``value`` is seen now."""
+    """Contents that captures have seen at this instruction, up to one more than :data:`_MOST_CONTENTS`; ``value`` is seen now."""
     frame = interpreter.frames[-1]
     key = what, frame.code, frame.position
     seen = interpreter.trace.settings.observed.get(key, frozenset())

@@ -107,9 +107,7 @@ class SubclassKind(ValueKind):
 
 
 def _attribute(interpreter: TracingInterpreter, target: torch.Tensor, name: str) -> Any:
-    """What has been set on an input is read from it; an inner tensor that requires a gradient by itself is a leaf of its own, which
-    the graph does not know.
-    """
+    """Read attributes that were set on an input from it; an inner tensor with a gradient of its own is no leaf that the graph knows."""
     known = interpreter.values.stood_for(target)
     is_set = name in interpreter.values.tensor_attributes.get(id(target), (target, {}))[1]
     if known is None or is_set or not private_tensors.is_wrapper(known.real):
@@ -138,7 +136,7 @@ def _is_leaf(interpreter: TracingInterpreter, target: torch.Tensor, name: str) -
 
 @end_rule
 def _set_attributes(interpreter: TracingInterpreter) -> None:
-    """What the program has set on its inputs is set on the wrappers themselves. Those that it has made are built again without."""
+    """Attributes that the program set on its inputs are set on the wrappers. Wrappers that it has made are built again without."""
     values = interpreter.values
     for target, attributes in values.tensor_attributes.values():
         if not private_tensors.is_wrapper(target):

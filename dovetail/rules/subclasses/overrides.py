@@ -29,7 +29,7 @@ from dovetail.torch_private import trees as private_trees
 
 DEFAULT = torch.Tensor.__torch_function__.__func__  # type: ignore[attr-defined]
 _SIGNATURE = inspect.signature(DEFAULT)
-#: What a stand-in of an input cannot say of it: the graph has another tensor in the same memory.
+#: Questions that a stand-in of an input cannot answer: the graph has another tensor in the same memory.
 _STATE_OF_INPUTS = frozenset({"grad_fn", "_version", "_base", "retains_grad", "output_nr", "_backward_hooks"})
 _NEVER_OVERRIDDEN = frozenset({"as_subclass", "_make_subclass", "__new__"})
 

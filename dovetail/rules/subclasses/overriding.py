@@ -122,7 +122,7 @@ class SuperKind(ValueKind):
         return False
 
     def attribute(self, interpreter: TracingInterpreter, value: Any, name: str) -> Any:
-        """What the classes behind the one that asks have."""
+        """The attribute of the classes that follow the asking one in the order of resolution."""
         return load(interpreter, value.value, name, after=value.start)
 
 

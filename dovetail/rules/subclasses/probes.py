@@ -1,4 +1,4 @@
-"""What torch would tell ``__torch_function__`` of a call: torch itself is asked, with empty tensors of classes without code."""
+"""The call that torch would hand to ``__torch_function__``, asked of torch with empty tensors of classes without code."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from dovetail.torch_private import tracing as private_tracing
 
 
 class _AskedError(Exception):
-    """What ``__torch_function__`` would be given."""
+    """The arguments that ``__torch_function__`` would be given."""
 
 
 class _Asking(torch.overrides.TorchFunctionMode):
@@ -70,7 +70,7 @@ class Probes:
         return next((value.kind for made, value in self._values.values() if type(made) is kind), kind)
 
     def ask(self, function: Any, args: Arguments, kwargs: Keywords) -> Arguments | None:
-        """What the classes are told of a call: function, types, arguments and keywords. None: torch asks nobody."""
+        """Function, types, arguments and keywords as the classes are told of a call. None: torch asks nobody."""
         with private_tracing.disable_current_modes(), _Asking():
             try:
                 function(*mapped(args, self.probe), **mapped(kwargs, self.probe))

@@ -29,7 +29,7 @@ TANGENTS.update(dict.fromkeys(private_distributed.pending_kinds(), private_distr
 def parts_of(wrapper: torch.Tensor) -> tuple[dict[str, torch.Tensor], dict[str, Any], Any]:
     """The inner tensors of a wrapper, its other inner objects, and the context that ``__tensor_unflatten__`` needs.
 
-    What an exchange has yet to bring is awaited, as whatever computes with it in eager does.
+    A pending exchange is awaited, as any operator that reads its result in eager does.
     """
     names, context = wrapper.__tensor_flatten__()  # type: ignore[attr-defined]
     if private_distributed.is_pending(wrapper):

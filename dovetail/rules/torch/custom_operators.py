@@ -22,7 +22,7 @@ def _of_a_library(interpreter: TracingInterpreter, function: Any, args: Argument
     """A function of ``torch.library``, or an operator as an object, which is called."""
     if (name := getattr(function, "__name__", "__call__")) == "__call__":
         return function(*args, **kwargs)
-    # What the interpreter puts in the place of the user's functions would be kept.
+    # The interpreter's stand-ins of the user's functions would be kept.
     raise Break(f"{name} of torch.library is called", "register operators outside of the compiled function")
 
 

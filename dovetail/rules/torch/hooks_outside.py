@@ -112,7 +112,7 @@ class HooksOutside:
         """Begin the capture anew with this hook outside, if that can be."""
         interpreter = self._interpreter
         tensor = next(tensor for known, tensor in (*self._in_graph, *self._retained) if known == key)
-        # What the graph computes of a result goes through its hook; of a leaf, the graph computes nothing any more.
+        # A result's later uses in the graph go through its hook; the graph computes nothing more of a leaf.
         is_left = tensor.is_leaf or interpreter.trace.input_of(tensor) is not None
         if self.is_outside(key) or not (is_left or interpreter.trace.settings.one_graph):
             return
@@ -165,7 +165,7 @@ def _handle_of_nothing() -> Any:
 
 
 def _keep(handle: Any) -> None:
-    """What an effect of a hook calls: the hook is registered when the handle is made."""
+    """Stand for the call of a hook's effect: the hook is registered when the handle is made."""
 
 
 def _register(method: str, tensor: torch.Tensor, hook: Any, is_result: bool) -> Any:
