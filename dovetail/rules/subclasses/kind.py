@@ -107,7 +107,7 @@ class SubclassKind(ValueKind):
 
 
 def _attribute(interpreter: TracingInterpreter, target: torch.Tensor, name: str) -> Any:
-    """Read attributes that were set on an input from it; an inner tensor with a gradient of its own is no leaf that the graph knows."""
+    """Read what was set on an input from it; an inner tensor with a gradient of its own is no leaf that the graph knows."""
     known = interpreter.values.stood_for(target)
     is_set = name in interpreter.values.tensor_attributes.get(id(target), (target, {}))[1]
     if known is None or is_set or not private_tensors.is_wrapper(known.real):
