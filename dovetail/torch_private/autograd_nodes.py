@@ -184,6 +184,12 @@ def acts(node: Any) -> bool:
     return any(map(_has_others, (node.register_prehook, node.register_hook)))
 
 
+def node_methods(name: str) -> list[Any]:
+    """A method of autograd's nodes, as it stands in each of their classes."""
+    kinds = [kind for kind in vars(torch._C._functions).values() if isinstance(kind, type)]
+    return [vars(kind)[name] for kind in (*kinds, torch._C._FunctionBase) if name in vars(kind)]
+
+
 def has_node_hooks(leaf: torch.Tensor) -> bool:
     """Whether Python has registered hooks on the node at which a leaf's gradient arrives.
 
@@ -211,3 +217,10 @@ def _has_others(register: Callable[[Callable[..., None]], Any]) -> bool:
 
 #: Has a function called when the backward that runs now has come to its end.
 queue_callback = torch.autograd.Variable._execution_engine.queue_callback
+#: Questions with other answers in a backward, or in a block that the program itself enters, than where the program is called.
+PASSING_ANSWERS = (
+    torch._C._current_graph_task_id,
+    torch._C._autograd._get_current_graph_task_keep_graph,
+    torch._C._autograd._profiler_enabled,
+    torch._C._is_fwd_grad_enabled,
+)

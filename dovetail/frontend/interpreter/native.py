@@ -347,7 +347,7 @@ class NativeCalls(TracingInterpreter):
     def _call_bound(self, owner: Any, function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """A method of an object of a builtin class that is no list, dictionary or set."""
         name = function.__name__
-        if (handler := rule.get(type(owner).__dict__.get(name, object.__dict__.get(name)))) is not None:
+        if (handler := rule.get(class_attribute(type(owner), name)[0])) is not None:
             return handler(self, (owner, *args), kwargs)
         if isinstance(owner, tuple) and not kwargs and 0 < len(args) <= SEARCHES.get(name, 0):
             return self.search(owner, name, args)

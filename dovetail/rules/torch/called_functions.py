@@ -8,10 +8,12 @@ from typing import Any
 
 import torch
 
+from dovetail.frontend.code.frame import Break
 from dovetail.frontend.protocol import TracingInterpreter
 from dovetail.frontend.rules import Arguments, Keywords, called_rule
 from dovetail.frontend.values.leaves import is_leaf_value, is_patched_like_the_users, is_trusted
 from dovetail.guards import Answers, Identity, ItemSource, Length
+from dovetail.torch_private import autograd_nodes as private_autograd_nodes
 
 _FUNCTIONS = (types.FunctionType, types.BuiltinFunctionType)
 #: Their answers are part of the state that every check asks for, and may be others inside of the program's own blocks.
@@ -80,6 +82,8 @@ def _guard_answer(
     if args or kwargs or not is_leaf_value(result) or is_trusted(interpreter.frames[-1].globals.get("__name__")):
         return
     name = f"{function.__module__}.{function.__name__}"
+    if function in private_autograd_nodes.PASSING_ANSWERS:
+        raise Break(f"{name}() asks for what changes while the function runs", "ask outside of the compiled function")
     if function.__name__ not in _AMBIENT and not name.startswith(_FIXED):
         values = interpreter.values
         values.guard(values.pin(function, name), Answers(_ask, (), result), f"{name}() was asked")

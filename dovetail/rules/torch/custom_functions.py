@@ -20,6 +20,7 @@ from dovetail.frontend.protocol import TracingInterpreter
 from dovetail.frontend.rules import Arguments, Keywords, rule
 from dovetail.guards import AttributeSource, Identity
 from dovetail.rules.gradients.flags import guard_no_view
+from dovetail.rules.gradients.kept_state import keeping_nothing
 from dovetail.rules.gradients.nonlinear_backwards import refusing_summands
 from dovetail.rules.torch.patched_tensors import note_for_backward
 from dovetail.torch_private import autograd_nodes as private_autograd_nodes
@@ -61,7 +62,7 @@ class Interpreted:
         if name in ("backward", "vjp"):
             values.note_backward_read(source, Identity(inner), f"{name} was called", always=True)
             note_for_backward(values)
-            called = refusing_summands(self._interpreter, called)
+            called = keeping_nothing(self._interpreter, refusing_summands(self._interpreter, called), inner)
         elif name in ("forward", "setup_context"):
             called = functools.partial(self._checked, called, name == "setup_context")
         return staticmethod(called)

@@ -16,6 +16,7 @@ import torch
 from dovetail.frontend.code.frame import Break
 from dovetail.frontend.protocol import TracingInterpreter
 from dovetail.frontend.rules import Arguments, Keywords, method_rule
+from dovetail.rules.gradients.kept_state import keeping_nothing
 from dovetail.rules.gradients.nonlinear_backwards import refusing_summands
 from dovetail.rules.torch.control_flow import slots_of
 from dovetail.rules.torch.hooks_outside import HooksOutside
@@ -127,7 +128,7 @@ def _register_hook(interpreter: TracingInterpreter, function: Any, args: Argumen
         outside.note(key, tensor)
     if function.__name__ != "register_hook":
         return NotImplemented
-    entered = interpreter.trampoline(called)
+    entered = keeping_nothing(interpreter, interpreter.trampoline(called), called)
 
     def hook(gradient: torch.Tensor) -> Any:
         try:
