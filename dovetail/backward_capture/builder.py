@@ -297,6 +297,7 @@ class GraphBuilder:
         whole = self._step(functions.call_backward, hook, is_tensor, *given)
         has_graph = hasattr(kind, "backward_graph") and not _needs_other_summands(context.call)
         own: Any = kind.backward_graph(context, inputs) if has_graph else None
+        whole.meta["as_it_is"] = has_graph and own is None
         if own is None or any(node.op in ("get_attr", "call_module") for node in own[0].graph.nodes):
             results = [self._item(whole, index) if flag else None for index, flag in enumerate(is_tensor)]
         else:

@@ -46,6 +46,9 @@ class SavedContext:
     def __setattr__(self, name: str, value: Any) -> None:
         setattr(self._context, name, value)
 
+    def __delattr__(self, name: str) -> None:
+        delattr(self._context, name)
+
 
 # The real context is a node, and a backward may ask whether its own is one.
 torch.autograd.graph.Node.register(SavedContext)

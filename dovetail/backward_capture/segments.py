@@ -84,6 +84,8 @@ def why_eager(node: fx.Node, traceable: Sequence[bool]) -> str:
         if node.target.is_custom:
             return "an operator of a C++ extension"
         return "torch computes it in another way while it is traced" if node.target.name in FIRST_ORDER else ""
+    if node.meta.get("as_it_is"):
+        return "a compiled function whose backward was captured for other gradients, or without autocast"
     index = hook_index(node)
     if index is None or traceable[index]:
         return ""

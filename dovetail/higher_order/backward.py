@@ -11,7 +11,7 @@ import functools
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 import torch
 
@@ -131,7 +131,16 @@ class _Kind(NamedTuple):
     sizes: Sizes
 
 
-Capture = Callable[[Request, Sequence[Sizes]], CapturedBackward]
+class Capture(Protocol):
+    """Compiles the backward for a request, knowing the sizes it was captured on before."""
+
+    def __call__(self, request: Request, earlier: Sequence[Sizes]) -> CapturedBackward:
+        """The compiled backward."""
+
+    def in_eager(self, request: Request) -> BackwardFunction:
+        """The same by eager's calls; raises a refusal where that cannot be."""
+
+
 MOST_VERSIONS = 8
 """For tangents of more sizes and strides than this, a backward runs eagerly."""
 
@@ -196,7 +205,10 @@ class DifferentiableBackward:
         """See the protocol."""
         with torch.enable_grad():
             found = self.run(kept, edges, tangents, None, saved)
-        return tuple(None if gradient is None else gradient.detach() for gradient in found)
+        return tuple(
+            gradient if gradient is None or private_autograd_nodes.is_batched(gradient) else gradient.detach()
+            for gradient in found
+        )
 
     def divide(self, dependent: Any, tangent: torch.Tensor) -> Gradients:
         """See the protocol."""
@@ -211,7 +223,7 @@ class DifferentiableBackward:
         plain: Callable[[], Gradients] | None,
         saved: Sequence[Any] = (),
     ) -> Gradients:
-        """See the protocol; without ``plain`` the backward was captured for another autocast state."""
+        """See the protocol; without ``plain`` the ordinary backward is another one than eager's, and no derivative is wanted."""
         if kept is None:
             raise RuntimeError(FREED)
         defined = tuple([tangent is not None for tangent in tangents])
@@ -224,6 +236,11 @@ class DifferentiableBackward:
         wanted = private_autograd_nodes.wanted_edges(edges)
         flat = _distinct([*primals.values(), *[tangent for tangent in tangents if tangent is not None]])
         twice = plain is not None
+        if self.differs(defined):
+            plain = None  # it would give other gradients than eager
+        if any(map(private_autograd_nodes.is_batched, flat)):
+            needed, given = dict(zip(primals, flat)), tuple(flat[len(primals) :])
+            return self._in_batches(kept, Request(defined, wanted, needed, given, twice), flat, len(edges))
         kind = self._kind(defined, wanted, primals, flat[len(primals) :], twice)
         found = self._look(kind, flat)
         if found is None:
@@ -249,6 +266,18 @@ class DifferentiableBackward:
         if kept.results and twice:
             gradients = watching(kept.results, gradients)
         for index, gradient in zip(wanted, gradients, strict=True):
+            result[index] = gradient
+        return tuple(result)
+
+    def _in_batches(self, kept: KeptInputs, request: Request, flat: list[torch.Tensor], count: int) -> Gradients:
+        """The gradients for tangents of which torch has wrapped a batch (``is_grads_batched=True``).
+
+        No trace takes those, and autograd is below the wrapping: what a node of Python's computes there is connected to nothing.
+        """
+        with private_autograd_nodes.outside_of_batches():
+            gradients = self._with_its_numbers(kept, self._capture.in_eager(request), flat)
+        result: list[torch.Tensor | None] = [None] * count
+        for index, gradient in zip(request.wanted, gradients, strict=True):
             result[index] = gradient
         return tuple(result)
 

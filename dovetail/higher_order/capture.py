@@ -168,6 +168,18 @@ class _Capturing:
                 )
                 return CapturedBackward(in_eager, (), lambda flat: True)
 
+    def in_eager(self, request: Request) -> BackwardFunction:
+        """See the protocol."""
+        self._lowering = self._lowering.completed()
+        self._joint = self._lowering.joint
+        reason = _obstacle(self._joint, self._needed, self._lowering.settings.options)
+        found = None if reason else eager_backward(self._joint, request, any_order=True)
+        if found is None:
+            raise refusal(
+                reason or "the gradients are batched (is_grads_batched=True), and the program cannot run again"
+            )
+        return found
+
     def _capture_for_backend(self, request: Request) -> CapturedBackward:
         try:
             return self._capture(request, ShapePolicy())

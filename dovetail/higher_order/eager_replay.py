@@ -16,10 +16,10 @@ from dovetail.torch_private import sizes as private_sizes
 from dovetail.trace import Program
 
 
-def eager_backward(joint: JointGraph, request: Request) -> BackwardFunction | None:
+def eager_backward(joint: JointGraph, request: Request, any_order: bool = False) -> BackwardFunction | None:
     """The wanted gradients as a function of the needed inputs and the tangents; None where the program cannot run again."""
     program = joint.program
-    if program is None or program.refusals or joint.order > 1:
+    if program is None or program.refusals or (joint.order > 1 and not any_order):
         return None
     unknown = [node.meta["val"] for index, node in enumerate(joint.primals) if index not in request.primals]
     if any(map(private_sizes.has_symbols, unknown)):

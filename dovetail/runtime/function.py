@@ -394,11 +394,9 @@ class DifferentiableGraph:
         return self._graph_inputs(call, _with_constants(call, saved), tangents)
 
     def backward_graph(self, gradients: Gradients) -> tuple[torch.fx.GraphModule, Sequence[int]] | None:
-        """The graph for the gradients that there are, and which of the prologue's values it takes."""
+        """The same where the captured backward may run; None where the node's own backward is to be called."""
         defined = tuple([gradients[index] is not None for index in self._differentiable])
-        if self._differs(defined):
-            raise HigherOrderGradientError(_ANOTHER_BACKWARD, advice="call backward() outside of the autocast block")
-        return self._backward.graph_of(defined)
+        return None if self._differs(defined) else self._backward.graph_of(defined)
 
 
 def _both_ways(order: Sequence[int]) -> tuple[Callable[..., Any], Callable[..., Any]]:

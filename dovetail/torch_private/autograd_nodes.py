@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import gc
 import sys
 import types
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from typing import Any
 
 import torch
@@ -162,6 +163,24 @@ def saved_value(node: Any, name: str) -> Any:
     """The value that an autograd node has saved under ``name``; a negative dimension comes back as the number that it is."""
     value = getattr(node, f"_saved_{name}")
     return value - (1 << 64) if type(value) is int and value >= 1 << 63 else value
+
+
+def is_batched(tensor: torch.Tensor) -> bool:
+    """Whether torch has wrapped a batch of tensors in this one, for ``torch.autograd.grad(..., is_grads_batched=True)``."""
+    return torch._C._functorch.is_legacy_batchedtensor(tensor)
+
+
+@contextlib.contextmanager
+def outside_of_batches() -> Iterator[None]:
+    """A block in which random operators may run although the gradients of a backward are batched."""
+    levels = torch._C._vmapmode_increment_nesting()
+    for _ in range(levels):
+        torch._C._vmapmode_decrement_nesting()
+    try:
+        yield
+    finally:
+        for _ in range(levels - 1):
+            torch._C._vmapmode_increment_nesting()
 
 
 def hooks_registered() -> int:
