@@ -142,10 +142,12 @@ number_rule: Chain[OperatorRule] = Chain()
 comparison_rule: Chain[Callable[[Any], None]] = Chain()
 #: The text of a symbolic number that the instruction at which a frame stands formats by a specification.
 format_rule: Chain[Callable[[TracingInterpreter, Frame, Any, str], Any]] = Chain()
-#: An error that Python or torch has raised, with the operands of the call: its text may be mended.
-error_rule: Chain[Callable[[BaseException, Arguments], None]] = Chain()
+#: An error that Python or torch has raised, with the operands of the call: its text may be mended, another one raised.
+error_rule: Chain[Callable[[TracingInterpreter, BaseException, Arguments], None]] = Chain()
 #: The end of the program: effects may be added, or :class:`Break` raised.
 end_rule: Chain[Callable[[TracingInterpreter], None]] = Chain()
+#: All items of a list that existed before are about to be read, and held to what they are: :class:`Break` may be raised.
+whole_rule: Chain[Callable[[Values, Any, Source, Any], None]] = Chain()
 #: A traced tensor leaves the program: :class:`Break` may be raised.
 leaving_rule: Chain[Callable[[TracingInterpreter, torch.Tensor], None]] = Chain()
 #: Whether a frame is code of a library that knows no tensors: a call into it in which the graph breaks runs for real as a whole.

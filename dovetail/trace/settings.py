@@ -17,7 +17,8 @@ from dovetail.trace.shapes import ShapePolicy
 
 #: In place of an observed value: captures have seen different ones.
 CHANGES: Final = "changes"
-#: Strategies of the core. A rule names its own strategies.
+#: Strategies of the core. A rule names its own strategies. This one begins with the name of a number.
+AS_SYMBOL: Final = " as a symbol"
 GRAPH_BREAKS: Final = "graph breaks"
 SAYS_COMPILING: Final = "torch.compiler.is_compiling() is true"
 #: The program itself is told what eager tells it, so that what it keeps by the answer is the same in every part of a function.

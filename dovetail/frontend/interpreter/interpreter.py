@@ -250,7 +250,7 @@ class Interpreter(Names, Attributes, Stores, Operators, Calls, NativeCalls):
             raise Break("the values of a tensor are needed", "keep the value in a tensor") from error
         if self.values.source_of(error) is None:
             for handler in error_rule:
-                handler(error, ())
+                handler(self, error, ())
         traceback, context = passing_traceback(frame, error), error.__context__
         handled = self.handled_exception()
         if context is None and handled is not None and not _leads_to(handled, error):

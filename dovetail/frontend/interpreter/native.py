@@ -126,6 +126,8 @@ class NativeCalls(TracingInterpreter):
             what = f"{_name(function)} reads .{error.name} of an object that it is given to call"
             raise Break(what, "call it outside of the compiled function") from error
         except RuntimeError as error:
+            for handler in error_rule:
+                handler(self, error, (*args, *kwargs.values()))
             # One of a call without arguments depends on no tensor: the program may handle it.
             is_independent = not args and not kwargs and (owner is None or isinstance(owner, types.ModuleType))
             if not is_independent:
@@ -137,7 +139,7 @@ class NativeCalls(TracingInterpreter):
                 raise Break(f"{_name(function)} needs the values of a tensor", "do this outside") from error
         except (AssertionError, IndexError, TypeError, ValueError) as error:
             for handler in error_rule:
-                handler(error, (*args, *kwargs.values()))
+                handler(self, error, (*args, *kwargs.values()))
             # The text is that of the kernel for fake tensors, which need not be eager's.
             if is_tensor_method(function, args):
                 mark_native(error)

@@ -165,7 +165,7 @@ def compute(interpreter: TracingInterpreter, function: Any, args: Arguments, kwa
     except (FloatingPointError, Warning) as error:
         raise Break(f"{function.__name__} warns of what it is given", _ADVICE) from error
     except ValueError as error:
-        _read_only(error, ())
+        _read_only(interpreter, error, ())
         raise
     for item in result if type(result) in (tuple, list) else (result,):
         if isinstance(item, ARRAY) and not root(item).flags.writeable:
@@ -226,7 +226,7 @@ def _operate(interpreter: TracingInterpreter, function: Any, operands: Arguments
 
 
 @error_rule
-def _read_only(error: BaseException, operands: Arguments) -> None:
+def _read_only(interpreter: TracingInterpreter, error: BaseException, operands: Arguments) -> None:
     if any("read-only" in text for text in error.args if type(text) is str):
         raise Break("an array that existed before is written to", _ADVICE)
 

@@ -324,7 +324,7 @@ def _takes_texts(function: Any) -> bool:
 
 
 @error_rule
-def _shown(error: BaseException, operands: Arguments) -> None:
+def _shown(interpreter: TracingInterpreter, error: BaseException, operands: Arguments) -> None:
     """Native code has found a stand-in where it wants a text."""
     if any(kind.__name__ in str(error) for kind in (DeferredText, ChangingText)):
         raise Break("native code is given a text of numbers that change", "make the text outside of the function")

@@ -14,6 +14,7 @@ from dovetail.guards import Equals
 from dovetail.guards.reading import FETCH_ERRORS
 from dovetail.guards.source import CellSource, Step
 from dovetail.trace import CaptureSettings, Retry
+from dovetail.trace.settings import AS_SYMBOL
 
 
 @end_rule
@@ -25,7 +26,7 @@ def _expect_changes(interpreter: TracingInterpreter) -> None:
     names = _replaced_numbers(interpreter)
     known = dataclasses.replace(shapes, numbers=shapes.numbers | names.keys())
     # One that stayed a constant where it could be a symbol is read in a way that knows no symbols.
-    new = names.keys() - shapes.numbers
+    new = {name for name in names.keys() - shapes.numbers if interpreter.trace.settings.allows(name + AS_SYMBOL)}
     counted = {name for name in new if known.is_symbolic_number(names[name], name, False)}
     if not counted:
         return

@@ -162,6 +162,14 @@ def is_the_same(interpreter: TracingInterpreter, function: Any, numbers: Argumen
 
 
 @number_rule
+def inverted(interpreter: TracingInterpreter, function: Any, numbers: Arguments) -> Any:
+    """``~n``, for which torch has no symbol, as the sum that it is."""
+    if function not in (operator.invert, operator.inv) or type(numbers[0]) is not torch.SymInt:
+        return NotImplemented
+    return interpreter.operate(operator.sub, interpreter.operate(operator.neg, numbers[0]), 1)
+
+
+@number_rule
 def derive(interpreter: TracingInterpreter, function: Any, numbers: Arguments) -> Any:
     """The result of a pure function of numbers as a symbolic number; raises what the function raises."""
     function = sum_of if function is sum else function

@@ -13,8 +13,10 @@ from typing import Any
 import torch
 
 from dovetail.frontend.protocol import TracingInterpreter
-from dovetail.frontend.rules import Arguments, number_rule
+from dovetail.frontend.rules import Arguments, Keywords, method_rule, number_rule
+from dovetail.rules.sizes.number_tensors import with_owner
 from dovetail.rules.sizes.numbers_by_value import Computed, Needs, UnknownCallError, by_value, changing
+from dovetail.torch_private import sizes as private_sizes
 
 _ALPHA = 1.7580993408473766
 
@@ -117,6 +119,20 @@ def dropout(input: torch.Tensor, p: float = 0.5, training: Any = True, inplace: 
 
 
 @by_value("scaled_dot_product_attention")
+def scaled_attention(query: Any, *rest: Any, scale: Any = None, dropout_p: float = 0.0, **named: Any) -> Needs:
+    """The scores are scaled by a kernel for all of it."""
+    _known(not changing((dropout_p, *rest), named))
+    return Needs(holds=(_below(0.0, scale),))
+
+
+@by_value("scaled_dot_product_attention")
+def attention_by_its_parts(query: Any, *rest: Any, scale: Any = None, dropout_p: float = 0.0, **named: Any) -> Needs:
+    """Queries and keys are scaled by the root of it."""
+    _known(not changing((dropout_p, *rest), named), scale is not None)
+    return Needs(holds=(_below(0.0, scale),), computed=(Computed(math.sqrt, (scale,)),), hands_on=False)
+
+
+@by_value("scaled_dot_product_attention")
 def attention(
     query: Any, key: Any, value: Any, attn_mask: Any = None, dropout_p: float = 0.0, *rest: Any, **named: Any
 ) -> Needs:
@@ -143,6 +159,38 @@ def alpha_dropout(input: torch.Tensor, p: float = 0.5, training: Any = False, *r
 def normalisation(*args: Any, **named: Any) -> Needs:
     """The number added to a variance."""
     return Needs(holds=tuple(_at_most(0.0, number) for number in changing(args, named)))
+
+
+_NORMS = ("norm", "vector_norm", "linalg_vector_norm", "normalize")
+
+
+def _order(input: torch.Tensor, args: Arguments, named: dict[str, Any]) -> Any:
+    """The order of a norm of real numbers; all other arguments do not change."""
+    orders = changing(args, named)
+    _known(len(orders) == 1, args[:1] == tuple(orders) or named.get("p", named.get("ord")) is orders[0])
+    _known(input.is_floating_point())
+    return orders[0]
+
+
+@by_value(*_NORMS)
+def norm_below_one(input: torch.Tensor, *args: Any, **named: Any) -> Needs:
+    """Its gradient has powers of what was added up, and of the result."""
+    order = _order(input, args, named)
+    return Needs((_below(0.0, order), _below(order, 1.0)), in_backward=(_minus(order, 1.0), _minus(1.0, order)))
+
+
+@by_value(*_NORMS)
+def norm_below_two(input: torch.Tensor, *args: Any, **named: Any) -> Needs:
+    """As above."""
+    order = _order(input, args, named)
+    return Needs((_below(1.0, order), _below(order, 2.0)), in_backward=(_minus(order, 1.0),))
+
+
+@by_value(*_NORMS)
+def norm_above_two(input: torch.Tensor, *args: Any, **named: Any) -> Needs:
+    """As above."""
+    order = _order(input, args, named)
+    return Needs((_below(2.0, order),), in_backward=(_minus(order, 1.0), _minus(order, 2.0)))
 
 
 @by_value("batch_norm", "instance_norm")
@@ -195,19 +243,38 @@ def lerp(input: Any, end: Any, weight: float) -> Needs:
     return Needs(in_backward=(_minus(1, weight),))
 
 
+@method_rule("pow", "pow_")
+def whole_power(interpreter: TracingInterpreter, function: Any, args: Arguments, kwargs: Keywords) -> Any:
+    """A whole number that changes as a float: the power of a tensor of floats is the same by both."""
+    owner, *others = (*with_owner(function, args), *kwargs.values())
+    numbers = [
+        item for item in (owner, *others) if type(item) is torch.SymInt and not private_sizes.is_data_number(item)
+    ]
+    tensors = [item for item in (owner, *others) if isinstance(item, torch.Tensor)]
+    if len(numbers) != 1 or len(tensors) != 1 or not (tensors[0].is_floating_point() or tensors[0].is_complex()):
+        return NotImplemented
+    given = [interpreter.call(float, (item,), {}) if item is numbers[0] else item for item in (*args, *kwargs.values())]
+    return interpreter.call_torch(
+        function, tuple(given[: len(args)]), dict(zip(kwargs, given[len(args) :], strict=True))
+    )
+
+
 @by_value("pow", "pow_")
-def power(self: torch.Tensor, exponent: float) -> Needs:
-    """The gradient has a power by one less."""
-    _known(isinstance(self, torch.Tensor))
-    return Needs(in_backward=(_minus(exponent, 1.0),))
+def power(self: Any, exponent: Any) -> Needs:
+    """The gradient has a power by one less; by the exponent it has the logarithm of the base."""
+    if isinstance(self, torch.Tensor):
+        return Needs(in_backward=(_minus(exponent, 1.0),))
+    _known(not exponent.is_complex())
+    return Needs(holds=(_below(0.0, self),), in_backward=(Computed(math.log, (self,)),))
 
 
 @number_rule
 def power_of_tensor(interpreter: TracingInterpreter, function: Any, operands: Arguments) -> Any:
     """The operator as the function that it means."""
-    if function is not operator.pow or not isinstance(operands[0], torch.Tensor):
+    if function not in (operator.pow, operator.ipow) or not any(isinstance(item, torch.Tensor) for item in operands):
         return NotImplemented
-    return interpreter.call_torch(torch.pow, operands, {})
+    is_in_place = isinstance(operands[0], torch.Tensor) and function is operator.ipow
+    return interpreter.call_torch(torch.Tensor.pow_ if is_in_place else torch.pow, operands, {})
 
 
 @by_value("nan_to_num", "nan_to_num_")

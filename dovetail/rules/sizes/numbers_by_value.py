@@ -14,7 +14,6 @@ from __future__ import annotations
 
 import functools
 import itertools
-import math
 import struct
 import weakref
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -44,7 +43,8 @@ _aten = torch.ops.aten
 #: Operators that take any number, and whose form for fake tensors asks what it is.
 _ASKING = frozenset(
     {
-        *(_aten.lerp.Scalar, _aten._foreach_lerp.Scalar, _aten.pow.Tensor_Scalar),
+        *(_aten.lerp.Scalar, _aten._foreach_lerp.Scalar, _aten.pow.Tensor_Scalar, _aten.pow.Scalar),
+        _aten.linalg_vector_norm.default,
         *(_aten.multi_margin_loss.default, _aten.multi_margin_loss_backward.default),
     }
 )
@@ -93,8 +93,8 @@ class _StandIns:
     numbers: dict[float, Any] = field(default_factory=dict)
     given: dict[Any, float] = field(default_factory=dict)
     arrived: set[float] = field(default_factory=set)
-    #: Calls that were looked at by :func:`dependent_floats`, and whether all that they compute is known.
-    checked: dict[Any, bool] = field(default_factory=dict)
+    #: Calls that were looked at by :func:`dependent_floats`, and what it has found.
+    checked: dict[Any, set[float] | None] = field(default_factory=dict)
     #: The function that the next call means, where it is called with stand-ins.
     called: Any = None
     #: Strategies that the next capture gives up where a stand-in has come into the graph.
@@ -247,9 +247,9 @@ def _is_all_known(found: _StandIns, function: Any, args: Arguments, kwargs: Keyw
     key = callee, str(structure), *map(_facts, leaves)
     if key not in found.checked:
         floats = {id(number): found.of(number) for number in changing(args, kwargs)}
-        dependent = dependent_floats(callee, args, kwargs, floats)
-        found.checked[key] = dependent is not None and dependent <= found.numbers.keys()
-    return found.checked[key]
+        found.checked[key] = dependent_floats(callee, args, kwargs, floats)
+    dependent = found.checked[key]
+    return dependent is not None and dependent <= found.numbers.keys()
 
 
 def _facts(value: Any) -> Any:
@@ -270,8 +270,8 @@ def _symbolic(interpreter: TracingInterpreter, item: Any) -> Any:
     if not isinstance(item, Computed):
         return item
     operands = tuple(_symbolic(interpreter, operand) for operand in item.of)
-    if item.function is math.sqrt or item.function is math.log:
-        return interpreter.call(item.function, operands, {})
+    if (number := interpreter.derive(item.function, operands)) is not NotImplemented:
+        return number
     return interpreter.operate(item.function, *operands)
 
 

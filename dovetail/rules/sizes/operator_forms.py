@@ -53,7 +53,9 @@ def _resized(
     antialias: bool = False,
 ) -> tuple[Any, tuple[Any, ...]] | None:
     """The operator and its arguments; None where ``interpolate`` itself does it, or refuses it."""
-    if not _is_symbolic(input) or (size is None) is (scale_factor is None) or (recompute_scale_factor and size):
+    if not isinstance(input, torch.Tensor) or (size is None) is (scale_factor is None):
+        return None
+    if recompute_scale_factor and size:
         return None
     rank = input.dim() - 2
     name = _ANTIALIASED.get((mode, rank)) if antialias else {**_NEAREST, **_SMOOTH}.get((mode, rank))
@@ -63,6 +65,8 @@ def _resized(
     given = scale_factor if size is None else size
     numbers = list(given) if isinstance(given, (list, tuple)) else [given] * rank
     if len(numbers) != rank or not all(type(item) in (int, float, torch.SymInt) for item in numbers):
+        return None
+    if not _is_symbolic(input) and not any(map(private_sizes.is_symbolic, numbers)):
         return None
     sizes, scales = numbers, [None] * rank
     if size is None:

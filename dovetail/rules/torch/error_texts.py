@@ -7,13 +7,18 @@ from typing import Any
 
 import torch
 
-from dovetail.frontend.rules import error_rule
+from dovetail.frontend.protocol import TracingInterpreter
+from dovetail.frontend.rules import Arguments, error_rule
 from dovetail.torch_private import tensors as private_tensors
 
 _TRACED = private_tensors.FunctionalTensor.__name__
 
 
 @error_rule
+def _tell(interpreter: TracingInterpreter, error: BaseException, operands: Arguments) -> None:
+    tell_shown_names(error, operands)
+
+
 def tell_shown_names(error: BaseException, operands: Sequence[Any] = ()) -> None:
     """Put the names of the types that the program sees into an error's text, in the order of the operands.
 

@@ -111,6 +111,14 @@ PROGRAMS: dict[str, Callable[[Tensor, float], Any]] = {
     "lerp": lambda x, v: (torch.lerp(x, Y, v), (x * 1).lerp_(Y, v), torch.lerp(Y, x.double().float(), weight=v)),
     "lerp of lists": _lists,
     "powers": lambda x, v: (x.abs() ** v, torch.pow(x.abs(), v), x.abs().pow(exponent=v)),
+    "bases": lambda x, v: (v**x, torch.pow(v, x), v ** (x * 0)),
+    "norms below one": lambda x, v: (x.norm(p=v), torch.linalg.vector_norm(x, v), x.norm(v, 1), (x * 0).norm(v)),
+    "norms below two": lambda x, v: (x.norm(1 + v), torch.linalg.vector_norm(x, ord=1 + v, dim=1), (x * 0).norm(1 + v)),
+    "norms above two": lambda x, v: (x.norm(2 + v, 0, True), F.normalize(x, p=2 + v), F.normalize(x, 2 + v, 0)),
+    "scaled attention": lambda x, v: (
+        F.scaled_dot_product_attention(x[None], Y[None], Y[None], scale=v),
+        F.scaled_dot_product_attention(x[None, None], Y[None, None], x[None, None], is_causal=True, scale=v),
+    ),
     "no numbers": lambda x, v: (
         torch.nan_to_num(x * X.sign().log(), nan=v, neginf=-v),
         torch.logit(x.sigmoid(), v / 10),
@@ -163,6 +171,12 @@ def test_two_captures_for_all_numbers(name: str) -> None:
         lambda x, v: x + torch.empty(5).uniform_(-v, v) + torch.empty(5).normal_(0.0, abs(v)),
         lambda x, v: F.batch_norm(x, Y[0].clone(), torch.ones(5), training=False, eps=v),
         lambda x, v: torch.quantile(x, v),
+        lambda x, v: x.norm(v),
+        lambda x, v: x.norm(1 + v, 1) + x.norm(p=2 - v, dim=1),
+        lambda x, v: v ** x.abs(),
+        lambda x, v: x.abs() ** v,
+        lambda x, v: (x * 0) ** v + (x * 0).norm(v),
+        lambda x, v: F.scaled_dot_product_attention(x[None, None], Y[None, None], Y[None, None], scale=v),
     ],
 )
 def test_numbers_at_which_torch_does_something_else(program: Any) -> None:
@@ -205,7 +219,7 @@ def test_powers_whose_gradient_is_differentiated_again_hold_the_exponent() -> No
     _check(program, (2.3, 1.2, 3.1, 0.7))
 
 
-@pytest.mark.parametrize("name", ["dropout", "label smoothing", "huber loss"])
+@pytest.mark.parametrize("name", ["dropout", "label smoothing", "huber loss", "powers", "bases", "norms above two"])
 def test_a_derivative_of_the_next_order_is_of_the_same_number(name: str) -> None:
     program = PROGRAMS[name]
     compiled = dovetail.compile(program, backend="aten")
