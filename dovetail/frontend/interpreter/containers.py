@@ -24,7 +24,7 @@ from dovetail.frontend.protocol import TracingInterpreter
 from dovetail.frontend.rules import STAND_INS, operator_rule
 from dovetail.frontend.values.aliases import guard_equality, guard_key
 from dovetail.frontend.values.leaves import is_leaf_value, plain_numbers
-from dovetail.guards import AttributeSource, HasNoKey, ItemSource, Length
+from dovetail.guards import AttributeSource, HasNoKey, Length
 from dovetail.guards.reading import plain_keys, plain_length, read_item
 
 CONTAINERS = (list, tuple, dict, set, frozenset, deque)
@@ -83,14 +83,7 @@ class Containers(TracingInterpreter):
             self.values.whole(target)
             return self.values.wrap(operator.getitem(target, key))
         position, length = operator.index(key), plain_length(target)
-        if type(target) is list and -self.effects.only_appended(target) <= position < 0:  # wherever that is
-            return self.values.wrap(read_item(target, position))
-        source = self.values.source_of(target)
         if position < 0 or position >= length:
-            is_last = -length <= position < 0 and self.values.item_source(target, position + length) is not None
-            if is_last and source is not None and self.trace.changes(("length", source.name), length):
-                # Counted from the end of a history that grows.
-                return self.values.read(read_item(target, key), ItemSource(source, position))
             # That there is no such item is an assumption too: a loop over the items of a list ends so.
             self.guard_length(target)
         position += length if position < 0 else 0

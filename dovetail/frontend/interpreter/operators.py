@@ -49,7 +49,7 @@ class Operators(Containers):
 
     def derive(self, function: Callable[..., Any], numbers: tuple[Any, ...]) -> Any:
         kinds = tuple(PLAIN) if function is operator.is_ else _SYMBOLIC
-        if any(type(item) in kinds for item in numbers):
+        if function is operator.getitem or any(type(item) in kinds for item in numbers):
             for handler in number_rule:
                 result = handler(self, function, numbers)
                 if result is not NotImplemented:

@@ -21,7 +21,7 @@ from dovetail.errors import CaptureError, UserLocation
 from dovetail.frontend.code.frame import Break
 from dovetail.frontend.effects.journal import EffectJournal
 from dovetail.frontend.interpreter.call_tables import runs_natively
-from dovetail.frontend.rules import KINDS, ValueKind, changing_rule, content_of
+from dovetail.frontend.rules import KINDS, ValueKind, changing_rule, content_of, whole_rule
 from dovetail.frontend.values.leaves import (
     IDENTITY_TYPES,
     LEAF_TYPES,
@@ -175,18 +175,15 @@ class Values:
 
     def guard(self, source: Source, predicate: Any, reason: str) -> None:
         """Add a guard at the current user line."""
-        if self._watchers and not isinstance(predicate, (TypeIs, HasNoKey, HasNoSlot)):
-            self._check_read(source)
+        if not isinstance(predicate, (TypeIs, HasNoKey, HasNoSlot)):
+            for watcher in self._watchers:
+                watcher.check_read(source)
         self.note_backward_read(source, predicate, reason)
         try:
             self.guards.add(source, predicate, self.where(), reason)
         except ValueError as error:
             # Not an exception of the program: its handlers must not see it.
             raise Break(str(error), "report this as a bug of Dovetail") from error
-
-    def _check_read(self, source: Source) -> None:
-        for watcher in self._watchers:
-            watcher.check_read(source)
 
     def begin_backward(self) -> None:
         """The forward has ended: reads of hooks and custom backwards are noted anew."""
@@ -205,8 +202,9 @@ class Values:
 
         ``plain``: the value is used as it stands in its container, so that a number cannot be symbolic.
         """
-        if self._watchers and source is not None:
-            self._check_read(source)
+        if source is not None:
+            for watcher in self._watchers:
+                watcher.check_read(source)
         if is_impostor(value):
             if source is not None:
                 self.guard(source, TypeIs(type(value)), f"{source.name} was read")
@@ -411,6 +409,8 @@ class Values:
 
     def read_items(self, container: Any, source: Source, items: Any, but: int | None = None) -> None:
         """Guard the length of a list or tuple and read its items."""
+        for check in whole_rule:
+            check(self, container, source, items)
         self._whole.add(id(container))
         length = plain_length(items)
         self.guard(source, Length(length), f"{source.name} was gone through")

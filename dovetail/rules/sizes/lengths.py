@@ -8,8 +8,18 @@ from typing import Any
 from dovetail.frontend.interpreter.builtin_rules import length
 from dovetail.frontend.protocol import TracingInterpreter
 from dovetail.frontend.rules import Arguments, Keywords, rule
-from dovetail.guards import ComputedSource
+from dovetail.guards import ComputedSource, Equals
 from dovetail.guards.reading import plain_length
+
+
+def length_after(items: deque[Any], appended: int) -> int:
+    """The length of a deque once items were appended: one with a bound drops an item for each that it gets when it is full.
+
+    >>> length_after(deque([1, 2], maxlen=3), 2)
+    3
+    """
+    length = plain_length(items) + appended
+    return length if items.maxlen is None else min(length, items.maxlen)
 
 
 def _len(interpreter: TracingInterpreter, args: Arguments, kwargs: Keywords) -> Any:
@@ -18,17 +28,24 @@ def _len(interpreter: TracingInterpreter, args: Arguments, kwargs: Keywords) -> 
     if source is None:
         return length(interpreter, args, kwargs)
     journal, trace = interpreter.values.journal, interpreter.trace
-    # A deque with a bound may have dropped an item for each that it got.
-    appended = journal.only_appended(value) if type(value) is list else 0
-    if not appended and journal.written(value):
+    grown = appended = journal.only_appended(value)
+    if not grown and journal.written(value):
         return length(interpreter, args, kwargs)
-    number = plain_length(value) - appended
-    place = ComputedSource(plain_length, (source,), f"len({source.name})")
+    if grown and type(value) is deque:
+        place = ComputedSource(length_after, (source, appended), f"len({source.name}) after {appended} more")
+        number, appended = plain_length(value), 0
+    else:
+        number = plain_length(value) - appended
+        place = ComputedSource(plain_length, (source,), f"len({source.name})")
     if trace.changes(place.name, number):
         trace.findings.changing_numbers.add(place.name)
-    if interpreter.values.in_backward or not trace.settings.shapes.is_symbolic_number(number, place.name, False):
+    if not interpreter.values.in_backward and trace.settings.shapes.is_symbolic_number(number, place.name, False):
+        return interpreter.values.symbolic_number(number, place) + appended
+    if not grown:
         return length(interpreter, args, kwargs)
-    return interpreter.values.symbolic_number(number, place) + appended
+    # The items are not read.
+    interpreter.values.guard(place, Equals(number), f"the length of {source.name} was read")
+    return number + appended
 
 
 rule[len] = _len

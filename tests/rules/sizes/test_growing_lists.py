@@ -205,3 +205,128 @@ def test_a_history_that_is_gone_through(function: Callable[..., Any], kind: Any)
         same(function(items, x), compiled(items, x))
         found.append(captures(compiled))
     assert function is joined_texts or found[-1] == found[11]
+
+
+# --- windows and whole histories ---------------------------------------------------------------------------------------
+
+
+def moving_average(items: Any, x: Tensor) -> Any:
+    items.append(x.sum().item())
+    recent = items[-3:]
+    return x * (sum(recent) / len(recent)), recent
+
+
+def window_of_tensors(items: Any, x: Tensor) -> Any:
+    items.append(x * 2)
+    items.append(x + 1)
+    return torch.stack(items[-3:]).mean(0), len(items[-3:]), items[-1:]
+
+
+def window_before_append(items: Any, x: Tensor) -> Any:
+    recent = items[-2:]
+    items.append(len(items) * 0.75 + 0.1)
+    return x * sum(recent), recent
+
+
+def all_tensors(items: Any, x: Tensor) -> Any:
+    items.append(x * 2)
+    return torch.stack(items).mean(0)
+
+
+def oldest_dropped(items: Any, x: Tensor) -> Any:
+    items.append(x.sum().item())
+    if len(items) > 4:
+        items.pop(0)
+    return x * (sum(items) / len(items))
+
+
+def oldest_deleted(items: Any, x: Tensor) -> Any:
+    items.append(x.sum().item())
+    if len(items) > 4:
+        del items[0]
+    return x * max(items)
+
+
+def best_three(items: Any, x: Tensor) -> Any:
+    items.append(x.sum().item())
+    items.sort()
+    del items[3:]
+    return x + items[0]
+
+
+def emptied(items: Any, x: Tensor) -> Any:
+    items.append(x.sum().item())
+    if len(items) < 3:
+        return x
+    mean = sum(items) / 3
+    items.clear()
+    return x * mean
+
+
+@pytest.mark.sampled(4)
+@pytest.mark.parametrize(
+    ("function", "most"),
+    [
+        (moving_average, 9),
+        (window_of_tensors, 4),
+        (window_before_append, 7),
+        (all_tensors, 11),
+        (oldest_dropped, 15),
+        (oldest_deleted, 22),
+        (best_three, 10),
+        (emptied, 15),
+    ],
+)
+def test_captures_end_while_the_list_goes_on(function: Callable[..., Any], most: int) -> None:
+    compiled = dovetail.compile(function, backend="aten")
+    eager_items: list[Any] = []
+    items: list[Any] = []
+    found = []
+    for number in range(24):
+        x = torch.full((2,), (number * 7 % 5) + 1.5)
+        same(function(eager_items, x), compiled(items, x.clone()))
+        same(list(eager_items), list(items))
+        found.append(captures(compiled))
+    assert found[-1] <= most and found[-1] == found[18]
+
+
+@pytest.mark.parametrize("function", [moving_average, window_of_tensors, all_tensors])
+def test_windows_in_one_graph(function: Callable[..., Any]) -> None:
+    if function is moving_average:
+        pytest.skip("a number is read from a tensor's data")
+    compiled = dovetail.compile(function, backend="aten", fullgraph=True, recompile_limit=16)
+    eager_items: list[Any] = []
+    items: list[Any] = []
+    for number in range(12):
+        x = torch.full((2,), number + 1.5)
+        same(function(eager_items, x), compiled(items, x.clone()))
+
+
+def test_a_window_in_a_list_that_shrinks_again() -> None:
+    def function(items: list[Any], x: Tensor) -> Any:
+        return x * len(items[-3:]), items[-3:]
+
+    compiled = dovetail.compile(function, backend="aten")
+    for length in (1, 5, 6, 2, 7, 3, 0, 4, 8):
+        items = [number * 0.5 + length for number in range(length)]
+        same(function(items, torch.ones(2)), compiled(items, torch.ones(2)))
+
+
+@pytest.mark.parametrize("width", [1, 3])
+def test_stretches_of_a_list_of_samples(width: int) -> None:
+    samples = [torch.full((2,), float(number)) for number in range(20)]
+
+    class State:
+        at = 0
+
+    def function(x: Tensor, state: State) -> Any:
+        stretch = samples[state.at : state.at + width]
+        state.at += width
+        return x + torch.stack(stretch).sum(0) if stretch else x, len(stretch)
+
+    compiled = dovetail.compile(function, backend="aten")
+    state, eager_state = State(), State()
+    for start in (-4, 0, 16):
+        state.at = eager_state.at = start
+        for _ in range(8):
+            same(function(torch.ones(2), eager_state), compiled(torch.ones(2), state))
