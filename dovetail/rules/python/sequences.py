@@ -69,9 +69,26 @@ def _is_among(interpreter: TracingInterpreter, function: Any, operands: Argument
         return NotImplemented
     if python_method(container, "__contains__") is not None:
         return NotImplemented
-    interpreter.values.whole(container)
+    (interpreter.values.guard_keys if isinstance(container, dict) else interpreter.values.whole)(container)
     numbers = [int(key) if type(key) is bool else key for key in keys if type(key) is not str]
     return any(interpreter.truth(interpreter.operate(operator.eq, number, key)) for key in numbers)
+
+
+@rule(dict.get)
+def _get(interpreter: TracingInterpreter, args: Arguments, kwargs: Keywords) -> Any:
+    """``rates.get(step, rate)``: a symbolic number that is no key is held to none of the keys, and to nothing else."""
+    if not args or not isinstance(args[0], dict):
+        return interpreter.native(dict.get, args, kwargs)
+    owner, *rest = args
+    is_number = bool(rest) and type(rest[0]) is torch.SymInt and not private_sizes.is_data_number(rest[0])
+    if (
+        is_number
+        and len(rest) < 3
+        and not kwargs
+        and _is_among(interpreter, operator.contains, (owner, rest[0])) is False
+    ):
+        return rest[1] if len(rest) == 2 else None
+    return interpreter.call_container_method(owner, dict.get.__get__(owner), tuple(rest), kwargs)
 
 
 # --- reductions -------------------------------------------------------------------------------------------------------

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import operator
+import reprlib
 from collections import deque
 from collections.abc import Callable
 from typing import Any
@@ -13,10 +14,11 @@ from dovetail.frontend.code.frame import Break
 from dovetail.frontend.protocol import TracingInterpreter
 from dovetail.frontend.rules import Arguments, number_rule, operator_rule, whole_rule
 from dovetail.frontend.values.values import Values
-from dovetail.guards import ComputedSource, ItemSource, Source
+from dovetail.guards import ComputedSource, Equals, ItemSource, Source
 from dovetail.guards.reading import plain_items, plain_length, read_item
 from dovetail.rules.sizes.exact_numbers import source_of_number
 from dovetail.torch_private import sizes as private_sizes
+from dovetail.trace import can_be_symbolic
 from dovetail.trace.settings import GRAPH_BREAKS
 
 #: Types of items that are guarded by what they are.
@@ -25,11 +27,14 @@ _HELD = (int, float, bool, str)
 _NUMBERS = (*_HELD, torch.SymInt, torch.SymFloat)
 _SET_BETWEEN_GRAPHS = "items at places that change are set between two graphs"
 _LOOPS_BETWEEN_GRAPHS = "loops over numbers that change go on between two graphs"
+_PARTS_BETWEEN_GRAPHS = "parts of lists are taken between two graphs"
 _HISTORIES_BETWEEN_GRAPHS = "histories are read between two graphs"
 #: A loop over a list of numbers is compiled for so many different contents of the list.
 _MOST_CONTENTS = 3
 #: So many items of a part of a list are read one by one.
 _MOST_READ = 64
+#: A table of constants is kept up to this length.
+_MOST_CONSTANTS = 4096
 #: A list is read as a whole in so many lengths before it counts as one that grows without end.
 _MOST_LENGTHS = 6
 
@@ -47,6 +52,32 @@ def load_item(interpreter: TracingInterpreter, function: Any, operands: Argument
     if number is None or not 0 <= position < plain_length(items) or not _is_readable(items[position]):
         return NotImplemented
     return values.read(items[position], ComputedSource(read_item, (source, number), f"{source.name}[{number.name}]"))
+
+
+@number_rule
+def load_constant(interpreter: TracingInterpreter, function: Any, operands: Arguments) -> Any:
+    """The number at a symbolic place of a tuple of constants, or of a list that the program has made: ``(0.1, 0.05)[epoch]``."""
+    if (
+        function is not operator.getitem
+        or type(operands[1]) is not torch.SymInt
+        or type(operands[0]) not in (list, tuple)
+    ):
+        return NotImplemented
+    items, place = operands
+    values, number = interpreter.values, source_of_number(interpreter, place)
+    is_plain = all(type(item) in (int, float) for item in items)
+    if number is None or values.in_backward or values.source_of(items) is not None or not is_plain:
+        return NotImplemented
+    if place.node.hint < -len(items) or len(items) > _MOST_CONSTANTS:
+        return NotImplemented
+    if interpreter.truth(interpreter.operate(operator.ge, place, len(items))):
+        raise IndexError(f"{type(items).__name__} index out of range")
+    source = ComputedSource(read_item, (tuple(items), number), f"{reprlib.repr(items)}[{number.name}]")
+    value = items[place.node.hint]
+    if can_be_symbolic(value):
+        return values.symbolic_number(value, source)
+    values.guard(source, Equals(value), f"{source.name} was read")
+    return value
 
 
 def _is_readable(item: Any) -> bool:
@@ -88,21 +119,40 @@ def load_from_the_end(interpreter: TracingInterpreter, function: Any, operands: 
 @number_rule
 def load_part(interpreter: TracingInterpreter, function: Any, operands: Arguments) -> Any:
     """As many items of a list that existed before from a symbolic place on: ``samples[i * 2 : i * 2 + 2]``."""
-    if function is not operator.getitem or type(operands[1]) is not slice or type(operands[0]) is not list:
+    if function is not operator.getitem or type(operands[1]) is not slice or type(operands[0]) not in (list, tuple):
         return NotImplemented
     items, part = operands
     start, stop = part.start, part.stop
     if {type(start), type(stop)} != {torch.SymInt} or part.step not in (None, 1):
-        return NotImplemented
+        return _end_before_part(interpreter, items, part)
     count = stop - start
     is_fixed = type(count) is int or not private_sizes.symbols_of(private_sizes.first_expression(count))
     if any(map(private_sizes.is_data_number, (start, stop))) or not is_fixed or not 0 < int(count) <= _MOST_READ:
-        return NotImplemented
+        return _end_before_part(interpreter, items, part)
     places = [start + at for at in range(int(count))]
     if stop.node.hint > plain_length(items) or not interpreter.truth(interpreter.operate(operator.ge, start, 0)):
         return NotImplemented
     found = [load_item(interpreter, operator.getitem, (items, place)) for place in places]
     return NotImplemented if any(item is NotImplemented for item in found) else found
+
+
+def _end_before_part(interpreter: TracingInterpreter, items: Any, part: slice) -> Any:
+    """End the graph before a part of a list is taken that was longer or shorter in an earlier capture."""
+    settings, frame = interpreter.trace.settings, interpreter.frames[-1]
+    bounds = [item for item in (part.start, part.stop, part.step) if type(item) is torch.SymInt]
+    is_list = type(items) is list and not interpreter.values.in_backward
+    if not bounds or not is_list or any(map(private_sizes.is_data_number, bounds)):
+        return NotImplemented
+    plain = [item.node.hint if type(item) is torch.SymInt else item for item in (part.start, part.stop, part.step)]
+    count = len(range(*slice(*plain).indices(plain_length(items))))
+    is_other = interpreter.trace.changes(("part", frame.code, frame.position), count)
+    if is_other and settings.allows(GRAPH_BREAKS) and settings.allows(_PARTS_BETWEEN_GRAPHS):
+        raise Break(
+            "a part of a list has as many items as a number that changes from call to call",
+            "keep the items in one tensor, or take the part outside of the function",
+            otherwise=_PARTS_BETWEEN_GRAPHS,
+        )
+    return NotImplemented
 
 
 @operator_rule(operator.setitem)
