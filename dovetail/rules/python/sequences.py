@@ -69,7 +69,10 @@ def _is_among(interpreter: TracingInterpreter, function: Any, operands: Argument
         return NotImplemented
     if python_method(container, "__contains__") is not None:
         return NotImplemented
-    (interpreter.values.guard_keys if isinstance(container, dict) else interpreter.values.whole)(container)
+    if isinstance(container, dict):
+        interpreter.values.guard_keys(container)
+    else:
+        interpreter.values.whole(container)
     numbers = [int(key) if type(key) is bool else key for key in keys if type(key) is not str]
     return any(interpreter.truth(interpreter.operate(operator.eq, number, key)) for key in numbers)
 
