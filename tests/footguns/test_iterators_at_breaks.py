@@ -11,6 +11,7 @@ import pytest
 import torch
 
 import dovetail
+from tests.differential import same
 
 pytestmark = pytest.mark.usefixtures("quiet")
 
@@ -150,3 +151,37 @@ def test_an_iterator_that_is_handed_over_is_another_one_each_time(method: str) -
             table["a"] = number
             expected = program(torch.ones(2), make(number))[0]
             assert compiled(torch.ones(2), make(number))[0] == expected
+
+
+class Sequence:
+    """Gone through backwards by its length and its items."""
+
+    def __init__(self, items: list[Any]) -> None:
+        self.items = items
+
+    def __len__(self) -> int:
+        return len(self.items)
+
+    def __getitem__(self, place: int) -> Any:
+        return self.items[place]
+
+
+@pytest.mark.parametrize("kind", [list, Sequence])
+def test_a_loop_over_tensors_backwards_goes_on_after_a_break(kind: Any) -> None:
+    def program(x: torch.Tensor) -> Any:
+        items = [x * number for number in range(4)]
+        found = []
+        for item in reversed(kind(items)):
+            found.append(item.sum().tolist())
+            items[0] = x - 1
+        left = reversed(kind(items))
+        next(left)
+        print(end="")
+        return found, list(left), type(left)
+
+    compiled = dovetail.compile(program, backend="aten")
+    same(program(torch.ones(2)), compiled(torch.ones(2)))
+    reasons = [
+        str(event.details["reason"]) for event in dovetail.events_of(compiled).events if event.name == "graph break"
+    ]
+    assert reasons and not any("leaves it" in reason for reason in reasons)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import operator
 import os
 import types
-from collections.abc import Iterator
 from typing import Any
 
 import torch
@@ -86,9 +85,7 @@ def _conversion(function: Any, method_name: str) -> Any:
                 # Native code would go through a copy of a list of tensors, and miss what the program puts into it meanwhile.
                 is_copied = type(value) is list and interpreter.native_argument(value) is not value
                 if function is reversed and (is_copied or _is_sequence(value)):
-                    return WrappingIterator(
-                        interpreter, _backwards(interpreter, value, interpreter.call(len, args, {}))
-                    )
+                    return _Backwards(interpreter, value, interpreter.call(len, args, {}))
                 if function is hash:
                     guard_key(interpreter.values, value, is_old=True)
                     _refuse_new(interpreter.values, value)
@@ -108,12 +105,26 @@ def _is_sequence(value: Any) -> bool:
     return not has_own and all(python_method(value, name) for name in ("__len__", "__getitem__"))
 
 
-def _backwards(interpreter: TracingInterpreter, value: Any, count: int) -> Iterator[Any]:
-    for place in reversed(range(count)):
+class _Backwards(WrappingIterator):
+    """``reversed(sequence)``: its items are read when they are asked for, as in eager."""
+
+    def __init__(self, interpreter: TracingInterpreter, sequence: Any, count: int) -> None:
+        super().__init__(interpreter, sequence)
+        self.place = count - 1
+
+    def __recipe__(self) -> tuple[Any, ...]:
+        """Outside of the capture it is Python's own, which goes on at the same item."""
+        return reversed, (self.inner,), self.place
+
+    def __next__(self) -> Any:
         try:
-            yield interpreter.load_item(value, place)
+            if self.place >= 0:
+                item = self.interpreter.load_item(self.inner, self.place)
+                self.place -= 1
+                return item
         except (IndexError, StopIteration):
-            return
+            self.place = -1
+        raise StopIteration
 
 
 def _refuse_new(values: Values, value: Any) -> None:
