@@ -119,9 +119,9 @@ class ShapePolicy:
             return can_be_symbolic(value) or (value in (0, 1) and type(value) is int)
         return self.everything and is_argument and type(value) is int and can_be_symbolic(value)
 
-    def has_symbolic_items(self, value: tuple[Any, ...], name: str) -> bool:
-        """Whether a tuple of numbers was seen to change, so that each of its items is looked at by itself."""
-        return name in self.numbers and not self.is_static and all(type(item) in (int, float) for item in value)
+    def has_symbolic_items(self, kind: type, name: str) -> bool:
+        """Whether numbers in a tuple of leaves were seen to change, so that each of its items is looked at by itself."""
+        return kind in (tuple, torch.Size) and name in self.numbers and not self.is_static
 
 
 def can_be_symbolic(value: object) -> bool:

@@ -85,13 +85,13 @@ def _changed_dims(then: Sequence[int | None], now: torch.Size) -> frozenset[int]
 
 
 def _changed_numbers(name: str, then: Any, now: Any) -> Iterator[str]:
-    """The names of a number that is another one now, or of a tuple and its items that are."""
+    """The names of a number that is another one now, or of a tuple of leaves and its numbers that are."""
     kind = type(now)
     if kind is not type(then) or kind not in (int, float, tuple, torch.Size) or now == then:
         return
-    if kind in (tuple, torch.Size):
-        if len(then) != len(now) or not all(type(item) in (int, float) for item in (*then, *now)):
-            return
-        for position, pair in enumerate(zip(then, now, strict=True)):
-            yield from _changed_numbers(f"{name}[{position}]", *pair)
-    yield name
+    if kind in (int, float):
+        yield name
+    elif len(then) == len(now):
+        pairs = enumerate(zip(then, now, strict=True))
+        items = [item for position, pair in pairs for item in _changed_numbers(f"{name}[{position}]", *pair)]
+        yield from [*items, name] if items else ()

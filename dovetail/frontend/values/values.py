@@ -220,7 +220,7 @@ class Values:
                 may_change = not self.in_backward or source in self._numbers
                 if may_change and self.trace.settings.shapes.is_symbolic_number(value, source.name, is_argument):
                     return self.symbolic_number(value, source)
-            elif kind in (tuple, torch.Size) and self.trace.settings.shapes.has_symbolic_items(value, source.name):
+            elif self.trace.settings.shapes.has_symbolic_items(kind, source.name) and is_leaf_value(value):
                 self.guard(source, TypeIs(kind), f"{source.name} was read")
                 self.guard(source, Length(len(value)), f"{source.name} was read")
                 return kind([self.read(item, ItemSource(source, position)) for position, item in enumerate(value)])

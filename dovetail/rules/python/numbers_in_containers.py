@@ -14,7 +14,7 @@ from typing import Any
 
 from dovetail.frontend.protocol import TracingInterpreter
 from dovetail.frontend.rules import Arguments, Keywords, operator_rule, rule
-from dovetail.frontend.values.leaves import plain_numbers
+from dovetail.frontend.values.leaves import is_leaf_value, plain_numbers
 from dovetail.guards import ItemSource
 from dovetail.guards.reading import plain_items, plain_keys, plain_length
 from dovetail.rules.sizes.places import check_numbers, end_before_growth
@@ -88,7 +88,7 @@ def _some_change(interpreter: TracingInterpreter, container: Any) -> bool:
 def _changes(shapes: ShapePolicy, item: Any, name: str) -> bool:
     if type(item) in (int, float):
         return shapes.is_symbolic_number(item, name, False)
-    return type(item) is tuple and shapes.has_symbolic_items(item, name)
+    return shapes.has_symbolic_items(type(item), name) and is_leaf_value(item)
 
 
 @operator_rule(iter)

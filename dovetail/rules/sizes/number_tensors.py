@@ -20,6 +20,7 @@ from dovetail.frontend.rules import Arguments, Keywords, method_rule, rule
 from dovetail.frontend.values.leaves import plain_flag
 from dovetail.rules.sizes.places import check_numbers
 from dovetail.torch_private import sizes as private_sizes
+from dovetail.torch_private import tensors as private_tensors
 from dovetail.torch_private.trees import tree_leaves, tree_map
 
 _aten = torch.ops.aten
@@ -189,7 +190,7 @@ def _by_number(interpreter: TracingInterpreter, function: Any, args: Arguments, 
     target, key, *value = args
     if not isinstance(target, torch.Tensor):
         return NotImplemented
-    selected, rest = _select_symbolic(interpreter, target, _with_numbers_in_slices(interpreter, key))
+    selected, rest = _select_symbolic(interpreter, target, _with_numbers(interpreter, key))
     if selected is target and rest is key:
         return NotImplemented
     if not value and rest == () and selected is not target:
@@ -197,22 +198,25 @@ def _by_number(interpreter: TracingInterpreter, function: Any, args: Arguments, 
     return interpreter.native(function, (selected, rest, *value), {})
 
 
-def _with_numbers_in_slices(interpreter: TracingInterpreter, key: Any) -> Any:
-    """An index of a tensor with the number in the place of each tensor that bounds a slice."""
+def _with_numbers(interpreter: TracingInterpreter, key: Any) -> Any:
+    """An index of a tensor with the number in the place of each tensor that selects one item, or bounds a slice."""
     if type(key) is tuple:
-        return tuple(_with_numbers_in_slices(interpreter, item) for item in key)
-    if type(key) is not slice:
-        return key
-    return slice(*[_bound(interpreter, item) for item in (key.start, key.stop, key.step)])
+        return tuple(_with_numbers(interpreter, item) for item in key)
+    if type(key) is slice:
+        return slice(*[_number(interpreter, item) for item in (key.start, key.stop, key.step)])
+    # Torch takes a byte for a mask.
+    return key if isinstance(key, torch.Tensor) and key.dtype == torch.uint8 else _number(interpreter, key)
 
 
-def _bound(interpreter: TracingInterpreter, item: Any) -> Any:
-    """A bound of a slice: a tensor's number where that is known, else one that the graph computes."""
+def _number(interpreter: TracingInterpreter, item: Any) -> Any:
+    """A tensor's number where that is known, else one that the graph computes; an item that is no whole number is as it is."""
     number = number_of(interpreter, item)
     if number is not None:
         return number
     is_whole = isinstance(item, torch.Tensor) and item.dim() == 0 and item.dtype in WHOLE_NUMBERS
-    return interpreter.call(torch.Tensor.item, (item,), {}) if is_whole else item
+    if not is_whole or private_tensors.is_functorch_wrapped(item):
+        return item
+    return interpreter.call(torch.Tensor.item, (item,), {})
 
 
 def _select_symbolic(interpreter: TracingInterpreter, target: torch.Tensor, key: Any) -> tuple[torch.Tensor, Any]:
@@ -221,9 +225,7 @@ def _select_symbolic(interpreter: TracingInterpreter, target: torch.Tensor, key:
     Torch's own indexing asks for the value of such a number, which would hold the graph to it; ``select`` does not.
     """
     items = list(key) if type(key) is tuple else [key]
-    places = [
-        at for at, item in enumerate(items) if type(item) is torch.SymInt and not private_sizes.is_data_number(item)
-    ]
+    places = [at for at, item in enumerate(items) if type(item) is torch.SymInt]
     if not places:
         return target, key
     width = sum(map(_dimensions_of, items))

@@ -118,6 +118,25 @@ def test_tuple_of_sizes() -> None:
     check_calls(resize, [(randn(3), size) for size in ((2, 3), (4, 3), (5, 6), (7, 8))], entries=3)
 
 
+def test_number_in_a_tuple_of_other_constants() -> None:
+    def column(x: Any, at: Any) -> Any:
+        return x[at], at[1] * 2
+
+    check_calls(column, [(randn(9, 9), (slice(None), number)) for number in (2, 3, 5, 7)], entries=2)
+
+    def scaled(x: Any, spec: Any) -> Any:
+        kind, (factor, shift) = spec
+        return (x.relu() if kind == "relu" else x.tanh()) * factor + shift, spec
+
+    specs = [("relu", (2, 0.5)), ("relu", (3, 1.5)), ("tanh", (4, 2.5)), ("tanh", (5, 3.5)), ("relu", (6, 4.5))]
+    check_calls(scaled, [(randn(3), spec) for spec in specs], entries=3)
+
+
+def test_tuple_of_numbers_that_gets_a_tensor() -> None:
+    calls = [(randn(3), spec) for spec in ((2, 3), (3, 3), (4, randn(3)), (5, 3))]
+    check_calls(lambda x, spec: (x * spec[0] + spec[1], spec), calls)
+
+
 def test_list_of_sizes_is_right() -> None:
     def resize(x: Any, sizes: Any) -> Any:
         return x.new_zeros(sizes) + x.sum(), sizes[0] * 2, sum(sizes), [size + 1 for size in sizes]
