@@ -72,7 +72,6 @@ _LOOK_AT_FRAMES: list[Any] = [sys._getframe, inspect.currentframe, inspect.stack
 _LOOK_AT_FRAMES += filter(inspect.isfunction, map(vars(traceback).get, traceback.__all__))
 for _function in _LOOK_AT_FRAMES:
     refuse((_function,), f"{_function.__module__}.{{name}} looks at the frames that are running")
-refuse((collections.namedtuple,), "a class is defined")
 refuse((torch.func.linearize,), "torch.func.linearize traces the function by itself")
 
 
