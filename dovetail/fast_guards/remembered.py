@@ -309,7 +309,7 @@ class Remembering:
                 and not recorder.changed()
                 and recorder.same_anchors(callee, args, kwargs)
             ):
-                recorder.hold_weakly(weakref.WeakMethod(self._forget))
+                recorder.hold_weakly(weakref.WeakMethod(self._gone))
                 check = self._generate(recorder, self.again)
                 self._recorder, self._since = recorder, time.monotonic()
                 self._install(check)
@@ -339,8 +339,13 @@ class Remembering:
         self._patience = 1 if lived >= _SHORT_LIFE else self._patience * 2
         self._forget()
 
-    def _forget(self) -> None:
+    def _gone(self) -> None:
+        """A remembered object is no more: it may be another one at each call."""
         # Also called when Python shuts down, and the names of modules are gone.
+        self._patience *= 2
+        self._forget()
+
+    def _forget(self) -> None:
         self._recorder = None
         self._hits = 0
         self._install(self.first)

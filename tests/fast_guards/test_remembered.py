@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import collections
+import copy
 import gc
 import threading
 import time
@@ -381,6 +382,28 @@ def test_a_model_in_an_argument_is_remembered_and_not_kept() -> None:
     del model
     gc.collect()
     assert [one() for one in seen] == [None, None, None]
+
+
+def test_objects_that_each_call_makes_anew_are_not_remembered_each_time() -> None:
+    def f(models: Any, x: torch.Tensor) -> torch.Tensor:
+        return models.first(x) + models.second(x)  # type: ignore[no-any-return]
+
+    compiled = dovetail.compile(f, backend="aten", fullgraph=True)
+    parts = [torch.nn.Sequential(*[torch.nn.Linear(3, 3) for _ in range(3)]) for _ in range(2)]
+    x = torch.randn(4, 3)
+
+    def models() -> Any:
+        return types.SimpleNamespace(first=copy.deepcopy(parts[0]), second=parts[1])
+
+    compiled(models(), x)
+    checker = compiled.entries[0].checker
+    made = 0
+    for _ in range(100):
+        given = models()
+        assert torch.equal(compiled(given, x), f(given, x))
+        made += is_remembering(checker)
+        del given
+    assert len(compiled.entries) == 1 and 0 < made < 15
 
 
 def test_a_replaced_parameter_is_let_go_at_the_next_call() -> None:
