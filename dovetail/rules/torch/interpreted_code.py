@@ -16,7 +16,7 @@ from dovetail.rules.refusals import refuse
 from dovetail.torch_private import libraries as private_libraries
 
 interpret_modules(
-    *("torch.testing", "torch.optim", "torch.nn.parallel.distributed"),
+    *("torch.testing", "torch.optim", "torch.nn.parallel.distributed", "torch.nn.parallel.data_parallel"),
     # They read .grad, which a traced parameter has only where the interpreter reads it.
     *("torch.nn.utils.clip_grad", "torch.amp.grad_scaler", "torch.nn.utils.parametrize"),
     *("torch.nn.utils.parametrizations", "torch.nn.utils.stateless"),

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import functools
+from typing import Any
 
 import pytest
 import torch
 
 import dovetail
+from tests.differential import same
 
 SCALE = 2.0
 
@@ -73,3 +75,22 @@ def test_the_name_of_what_torch_is_given(item) -> None:
 
     x = torch.ones(2)
     assert dovetail.compile(program, backend="aten", fullgraph=True)(x)[1:] == program(x)[1:]
+
+
+def test_data_parallel_without_devices_is_its_module() -> None:
+    def train(compiles: bool) -> Any:
+        torch.manual_seed(0)
+        model = torch.nn.DataParallel(torch.nn.Sequential(torch.nn.Linear(3, 3), torch.nn.Dropout()), device_ids=[])
+        optimizer = torch.optim.SGD(model.parameters(), 0.1)
+
+        def step(x: torch.Tensor) -> torch.Tensor:
+            loss = model(x).square().sum()
+            loss.backward()
+            optimizer.step()
+            optimizer.zero_grad()
+            return loss
+
+        run = dovetail.compile(step, backend="aten", fullgraph=True) if compiles else step
+        return [run(torch.randn(2, 3)) for _ in range(3)], model.state_dict()
+
+    same(train(False), train(True))
