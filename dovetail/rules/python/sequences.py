@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import bisect
 import functools
 import operator
 import sys
@@ -16,6 +17,7 @@ from dovetail.frontend.interpreter.callbacks import callback_codes, watched
 from dovetail.frontend.interpreter.lookup import python_method
 from dovetail.frontend.protocol import TracingInterpreter
 from dovetail.frontend.rules import STAND_INS, Arguments, Keywords, operator_rule, rule
+from dovetail.frontend.values.leaves import is_leaf_value, plain_numbers
 from dovetail.guards.reading import plain_items, plain_keys
 from dovetail.rules.python.iterators import called_for_items
 from dovetail.torch_private import sizes as private_sizes
@@ -186,3 +188,21 @@ class _Compared:
 
 for _function in (min, max, sorted):
     _ordering(_function)
+
+
+def _bisection(function: Any) -> None:
+    """``bisect_left`` and ``bisect_right`` among constants; objects of the program would be compared by native code."""
+
+    @rule(function)
+    def handler(interpreter: TracingInterpreter, args: Arguments, kwargs: Keywords) -> Any:
+        given, named = [plain_numbers(item) for item in args], {name: plain_numbers(kwargs[name]) for name in kwargs}
+        for item in (*given, *named.values()):
+            if not (all(map(is_leaf_value, item)) if type(item) is list else is_leaf_value(item)):
+                return interpreter.call_native(function, args, kwargs)
+        for item in (*args, *kwargs.values()):
+            interpreter.values.whole_deep(item)
+        return function(*given, **named)
+
+
+_bisection(bisect.bisect_left)
+_bisection(bisect.bisect_right)
