@@ -233,7 +233,14 @@ def read_whole(values: Values, container: Any, source: Source, items: Any) -> No
         return
     key, length = ("history", source.name, values.where()), plain_length(items)
     is_short = type(container) is deque and container.maxlen is not None and container.maxlen <= _MOST_LENGTHS
-    held = hash(tuple([item for item in plain_items(items) if type(item) in _HELD]))
+    shapes, named = settings.shapes, enumerate(plain_items(items))
+    held = hash(
+        tuple(
+            item
+            for at, item in named
+            if type(item) in _HELD and not shapes.is_symbolic_number(item, f"{source.name}[{at}]", False)
+        )
+    )
     lengths, contents = settings.observed.get(key, ((), frozenset()))
     if length not in lengths and len(lengths) <= _MOST_LENGTHS and not is_short:
         lengths = (*lengths, length) if length > max(lengths, default=-1) else (length,)
