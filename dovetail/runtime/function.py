@@ -394,7 +394,7 @@ class DifferentiableGraph:
         return self._graph_inputs(call, _with_constants(call, saved), tangents)
 
     def backward_graph(self, gradients: Gradients) -> tuple[torch.fx.GraphModule, Sequence[int]] | None:
-        """The same where the captured backward may run; None where the node's own backward is to be called."""
+        """The graph for the gradients that there are, and its inputs; None where the node's own backward is to be called."""
         defined = tuple([gradients[index] is not None for index in self._differentiable])
         return None if self._differs(defined) else self._backward.graph_of(defined)
 

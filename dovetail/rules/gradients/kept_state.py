@@ -1,8 +1,8 @@
-"""What a hook or a custom backward keeps in the program's own objects for the next one: a counter, a list, attributes of ``ctx``.
+"""State that a hook or a custom backward keeps in the program's own objects for the next one: a counter, a list, ``ctx.x``.
 
-A second backward of one call (``retain_graph=True``) finds in eager what the first one has left there. A compiled backward is the
-one of the capture, each time. So eager runs a function with a hook or a custom backward that changes what the forward has given
-it. It may let go of something (``del ctx.saved``, ``ctx.saved = None``), since in eager a second backward could not read that.
+A second backward of one call (``retain_graph=True``) finds in eager what the first one has left there. A compiled backward
+repeats that of the capture. So eager runs a function with a hook or a custom backward that changes objects of the forward.
+It may let go of something (``del ctx.saved``, ``ctx.saved = None``), since in eager a second backward could not read that.
 Objects that existed before the call are looked after by the journal of writes.
 """
 
@@ -70,7 +70,7 @@ def _reached(interpreter: TracingInterpreter, roots: tuple[Any, ...]) -> Iterato
 
 
 def _content(item: Any) -> dict[Any, Any]:
-    """What an object holds, by key, attribute or place."""
+    """The contents of an object, by key, attribute or place."""
     if isinstance(item, dict):
         return dict(dict.items(item))
     if isinstance(item, (list, tuple, deque, set, frozenset)):

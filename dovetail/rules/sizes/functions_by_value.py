@@ -174,21 +174,21 @@ def _order(input: torch.Tensor, args: Arguments, named: dict[str, Any]) -> Any:
 
 @by_value(*_NORMS)
 def norm_below_one(input: torch.Tensor, *args: Any, **named: Any) -> Needs:
-    """Its gradient has powers of what was added up, and of the result."""
+    """The gradient of an order below 1 has powers of the sum and of the norm."""
     order = _order(input, args, named)
     return Needs((_below(0.0, order), _below(order, 1.0)), in_backward=(_minus(order, 1.0), _minus(1.0, order)))
 
 
 @by_value(*_NORMS)
 def norm_below_two(input: torch.Tensor, *args: Any, **named: Any) -> Needs:
-    """As above."""
+    """The gradient of an order between 1 and 2 has a power by the order less one."""
     order = _order(input, args, named)
     return Needs((_below(1.0, order), _below(order, 2.0)), in_backward=(_minus(order, 1.0),))
 
 
 @by_value(*_NORMS)
 def norm_above_two(input: torch.Tensor, *args: Any, **named: Any) -> Needs:
-    """As above."""
+    """The gradient of an order above 2 has powers by the order less one and less two."""
     order = _order(input, args, named)
     return Needs((_below(2.0, order),), in_backward=(_minus(order, 1.0), _minus(order, 2.0)))
 

@@ -226,7 +226,7 @@ def check_numbers(interpreter: TracingInterpreter, items: Any) -> None:
 @whole_rule
 def read_whole(values: Values, container: Any, source: Source, items: Any) -> None:
     """End the graph before a list is read as a whole that is a history: one that was longer in every capture, or held other
-    numbers. What reads it (``log[-3:]``, ``torch.stack(log)``, ``log.pop(0)``) runs for real, and its result is an input.
+    numbers. The reader (``log[-3:]``, ``torch.stack(log)``, ``log.pop(0)``) runs for real, and its result is an input.
     """
     settings, findings = values.trace.settings, values.trace.findings
     if type(container) not in (list, deque) or values.in_backward or not settings.allows(_HISTORIES_BETWEEN_GRAPHS):
