@@ -138,7 +138,7 @@ class Capture(Protocol):
         """The compiled backward."""
 
     def in_eager(self, request: Request) -> BackwardFunction:
-        """The same by eager's calls; raises a refusal where that cannot be."""
+        """The backward by the program's own calls, run eagerly; raises a refusal where they cannot run again."""
 
 
 MOST_VERSIONS = 8

@@ -23,8 +23,9 @@ from dovetail.frontend.protocol import TracingInterpreter
 from dovetail.frontend.values.leaves import is_leaf_value
 from dovetail.guards.reading import plain_items
 
-#: Containers that are looked at; what lies behind more of them is not.
+#: So many objects are looked at; where there are more, the capture breaks.
 _MOST = 1000
+_ADVICE = "return it in tensors, or register the hook outside of the function"
 _SYMBOLIC = (torch.SymInt, torch.SymFloat, torch.SymBool)
 _OPAQUE = (torch.Tensor, torch.nn.Module, type, types.ModuleType, types.BuiltinFunctionType, *_SYMBOLIC)
 _GONE = object()
@@ -47,7 +48,7 @@ def keeping_nothing(interpreter: TracingInterpreter, called: Callable[..., Any],
                 raise Break(
                     "a hook or the backward of a custom autograd.Function keeps something for the next backward"
                     f" (in an object of the class {type(item).__name__})",
-                    "return it in tensors, or register the hook outside of the function",
+                    _ADVICE,
                 )
         return result
 
@@ -58,12 +59,14 @@ def _reached(interpreter: TracingInterpreter, roots: tuple[Any, ...]) -> Iterato
     """The objects of the program's own that can be written to, and that are reached from these."""
     seen: dict[int, Any] = {}
     waiting = deque(roots)
-    while waiting and len(seen) < _MOST:
+    while waiting:
         item = waiting.popleft()
         if id(item) in seen or isinstance(item, _OPAQUE) or is_leaf_value(item):
             continue
         if interpreter.values.source_of(item) is not None:
             continue
+        if len(seen) == _MOST:
+            raise Break(f"a hook or a custom backward reaches more than {_MOST} objects of the call", _ADVICE)
         seen[id(item)] = item
         yield item
         waiting.extend(_content(item).values())

@@ -179,9 +179,26 @@ def gradients(function: Callable[[Tensor], Tensor]) -> list[Tensor]:
 def test_a_second_backward_finds_what_the_first_has_left(name: str) -> None:
     expected = gradients(PROGRAMS[name])
     assert not torch.equal(expected[0], expected[1])
-    with pytest.warns(EagerFallbackWarning, match="keeps something for the next backward"):
+    with pytest.warns(EagerFallbackWarning, match="keeps something for the next backward|more than 1000 objects"):
         found = gradients(dovetail.compile(PROGRAMS[name], backend="aten"))
     assert all(map(torch.equal, found, expected))
+
+
+def test_a_hook_that_reaches_very_many_objects_runs_in_eager() -> None:
+    def make() -> Callable[[Tensor], Tensor]:
+        boxes = [[1.0] for _ in range(1100)]
+
+        def hook(gradient: Tensor) -> Tensor:
+            boxes[-1][0] += 1.0
+            return gradient * boxes[-1][0]
+
+        return hook
+
+    expected = gradients(hooked(make))
+    with pytest.warns(EagerFallbackWarning, match="reaches more than 1000 objects"):
+        found = gradients(dovetail.compile(hooked(make), backend="aten"))
+    assert all(map(torch.equal, found, expected))
+    assert not torch.equal(expected[0], expected[1])
 
 
 def test_what_a_custom_backward_lets_go_of_breaks_nothing() -> None:
