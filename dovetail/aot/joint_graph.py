@@ -7,7 +7,7 @@ import importlib
 import os
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 import torch
 
@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from dovetail.aot.compiled_graph import CompiledGraph
 
 Pass = Callable[["JointGraph"], "JointGraph | torch.fx.GraphModule | None"]
+Values = Mapping[str, torch.Tensor] | Literal["current"]
 
 _VERBS = {
     "apply": "dovetail.passes.editing:apply_pass",
@@ -112,13 +113,6 @@ class JointGraph:
         """The gradient of each primal."""
         return self.results[self.num_forward_outputs :]
 
-    def placeholder(self, descriptor: Descriptor) -> torch.fx.Node:
-        """The input node with this descriptor; raises KeyError."""
-        for node, found in zip(self.graph.find_nodes(op="placeholder"), self.input_descriptors, strict=True):
-            if found == descriptor:
-                return node
-        raise KeyError(str(descriptor))
-
     def gradient_of(self, parameter: str | Descriptor) -> torch.fx.Node:
         """The node of a gradient, by the parameter's name or the input's descriptor; raises KeyError if there is none."""
         wanted = Gradient(ParamInput(parameter) if isinstance(parameter, str) else parameter)
@@ -175,9 +169,7 @@ class JointGraph:
         settings = {"options": options, "memory_budget": memory_budget, "numerics": numerics}
         return _verb("compile")(None, self, backend, **settings)
 
-    def export(
-        self, path: str | os.PathLike[str], values: Mapping[str, torch.Tensor] | None = None, *, kernels: bool = False
-    ) -> Path:
+    def export(self, path: str | os.PathLike[str], values: Values | None = None, *, kernels: bool = False) -> Path:
         """The other stage 2: write the graph, with values such as ``model.state_dict()``, to a folder. See ``aot.export_joint``."""
         return _verb("export")(None, self, path, values=values, kernels=kernels)
 

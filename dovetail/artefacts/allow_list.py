@@ -8,6 +8,7 @@ that captures produce are named one by one.
 from __future__ import annotations
 
 import importlib
+import math
 import operator
 import re
 from collections.abc import Callable
@@ -43,14 +44,25 @@ _ARGUMENT_TYPES = (
     r"|Generator|NoneType)\]*"
 )
 _OPERATORS = ("add", "sub", "mul", "floordiv", "truediv", "mod", "neg", "eq", "ne", "lt", "le", "gt", "ge")
+_IN_PLACE = ("iadd", "isub", "imul", "itruediv")
+_MATH = ("sqrt", "exp", "log", "log2", "log10", "log1p", "sin", "cos", "tan", "tanh", "atan", "pow", "fabs", "erf")
 _PYTHON: dict[str, Callable[..., Any]] = {
     "getitem": operator.getitem,
-    **{f"operator.{name}": getattr(operator, name) for name in _OPERATORS},
+    **{f"operator.{name}": getattr(operator, name) for name in (*_OPERATORS, *_IN_PLACE)},
+    **{f"math.{name}": getattr(math, name) for name in _MATH},
     **{f"torch.sym_{name}": getattr(torch, f"sym_{name}") for name in ("max", "min", "not", "int", "float")},
 }
 
-#: The operator of our own that reads what nothing else reads, so that its errors come.
-_READ = "dovetail.read"
+_FLOAT_OF_FLOATS = {"dovetail.power", "torch.sym_float"} | {
+    f"operator.{name}" for name in ("add", "sub", "mul", "truediv", "floordiv", "mod", "neg", *_IN_PLACE)
+}
+#: Functions of our own, by name: their modules are loaded when an artefact has one of them, and most have none.
+_OWN = {
+    # It reads what nothing else reads, so that its errors come.
+    "dovetail.read": ("dovetail.rules.torch.unread_errors", "READ"),
+    # Python's ``**`` on floats.
+    "dovetail.power": ("dovetail.rules.sizes.exact_numbers", "real_power"),
+}
 
 
 def is_allowed(found: Any) -> bool:
@@ -68,10 +80,11 @@ def is_allowed(found: Any) -> bool:
 
 def name_of_operator(target: Any) -> str:
     """The name of an operator in an artefact. Raises :class:`ArtefactError` for one that is not on the list."""
-    if str(target) == f"{_READ}.default":
-        return _READ
     for name, function in _PYTHON.items():
         if function is target:
+            return name
+    for name in _OWN:
+        if operator_by_name(name) is target:
             return name
     if not is_allowed(target):
         raise ArtefactError(
@@ -85,9 +98,9 @@ def operator_by_name(name: str) -> Callable[..., Any]:
     """The operator with a name, which is looked up only if it has the form of a name. Raises :class:`ArtefactError`."""
     if name in _PYTHON:
         return _PYTHON[name]
-    if name == _READ:
-        # Registered by a module that is loaded when it is asked for: most artefacts have none.
-        return importlib.import_module("dovetail.rules.torch.unread_errors").READ  # type: ignore[no-any-return]
+    if name in _OWN:
+        module, own = _OWN[name]
+        return getattr(importlib.import_module(module), own)  # type: ignore[no-any-return]
     match = _NAME.fullmatch(name)
     found: Any = None
     if match is not None and not any(part.startswith("__") for part in match.groups()):
@@ -102,10 +115,20 @@ def operator_by_name(name: str) -> Callable[..., Any]:
 def check_arguments(target: Any, count: int, names: list[str]) -> None:
     """Raise :class:`ArtefactError` unless an operator takes so many positional arguments and these named ones."""
     if not isinstance(target, private_operators.OpOverload):
-        if names or count > 2:
+        if names or not 1 <= count <= 2:
             raise ArtefactError(f"{target} does not take these arguments")
         return
     arguments = target._schema.arguments
     free = {argument.name for argument in arguments[count:]}
     if count > len(arguments) or not set(names) <= free or len(set(names)) != len(names):
         raise ArtefactError(f"{target} does not take these arguments")
+
+
+def makes_a_float(name: str) -> bool:
+    """Whether a function with this name gives a float wherever one of its arguments is one."""
+    return name.startswith("math.") or name in _FLOAT_OF_FLOATS
+
+
+def takes_only_floats(name: str) -> bool:
+    """Whether a function with this name is in a graph only for floats: of whole numbers its result could fill the memory."""
+    return name.startswith("math.") or name == "dovetail.power"

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import operator
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -10,10 +11,16 @@ import torch
 from dovetail.aot.capture_result import CaptureResult
 from dovetail.aot.descriptors import BufferInput, ParamInput
 from dovetail.aot.joint_graph import JointGraph, PassRecord
-from dovetail.artefacts.allow_list import check_arguments, name_of_operator, operator_by_name
+from dovetail.artefacts.allow_list import (
+    check_arguments,
+    makes_a_float,
+    name_of_operator,
+    operator_by_name,
+    takes_only_floats,
+)
 from dovetail.artefacts.arguments import decode_argument, device_named, value_named
 from dovetail.artefacts.loaded_graph import LoadedGraph
-from dovetail.artefacts.size_expressions import evaluate
+from dovetail.artefacts.size_expressions import depends_on_data, evaluate
 from dovetail.artefacts.specs import (
     StoredResult,
     build_result,
@@ -26,6 +33,7 @@ from dovetail.errors import ArtefactError, InputError
 from dovetail.guards import GuardSet
 from dovetail.quirks.functionalisation import SAME_DTYPE
 from dovetail.torch_private import numbers as private_numbers
+from dovetail.torch_private import operators as private_operators
 from dovetail.torch_private import sizes as private_sizes
 from dovetail.torch_private import tracing as private_tracing
 from dovetail.trace import Bindings, Program, shape_guards
@@ -108,9 +116,30 @@ class GraphReader:
         dtypes = {item.dtype for item in values[0] if isinstance(item, torch.Tensor)}
         if target in SAME_DTYPE and len(dtypes) > 1:
             raise ArtefactError(f"{name_of_operator(target)} got operands of different dtypes")
-        with private_tracing.disable_current_modes(), self._fake_mode, torch.no_grad():
-            value = target(*values[0], **values[1])
+        if isinstance(target, private_operators.OpOverload) or target is operator.getitem:
+            # A number that is read from data is a symbol that no other value defines.
+            unbound = self._fake_mode.shape_env.ignore_fresh_unbacked_symbols()
+            with private_tracing.disable_current_modes(), self._fake_mode, torch.no_grad(), unbound:
+                value = target(*values[0], **values[1])
+        else:
+            value = self._number(entry["target"], target, values[0])
+        if depends_on_data(value):
+            raise ArtefactError(f"the size of {node.name} depends on data, and no artefact has such sizes")
         return node, value
+
+    def _number(self, name: str, function: Callable[..., Any], arguments: tuple[Any, ...]) -> Any:
+        """The result of a function of numbers; one that a tensor's data decide is a symbol of its own, as in a capture."""
+        if not all(isinstance(item, (int, float, torch.SymInt, torch.SymFloat, torch.SymBool)) for item in arguments):
+            raise ArtefactError(f"{name} is given something else than numbers")
+        if any(isinstance(item, torch.SymFloat) for item in arguments):
+            if not makes_a_float(name):
+                raise ArtefactError(f"{name} of a number that depends on data is not allowed in an artefact")
+            environment = self._fake_mode.shape_env
+            with environment.ignore_fresh_unbacked_symbols():
+                return environment.create_unbacked_symfloat()
+        if takes_only_floats(name):
+            raise ArtefactError(f"{name} is given no float")
+        return function(*arguments)
 
 
 _NO_PROGRAM = Program((), (), (), ("the graph was loaded from a file, without its program",))

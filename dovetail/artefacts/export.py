@@ -12,17 +12,18 @@ from typing import Any
 import torch
 
 from dovetail.aot.descriptors import Descriptor, UserInput
-from dovetail.aot.joint_graph import JointGraph
+from dovetail.aot.joint_graph import JointGraph, Values
 from dovetail.aot.state import AOTState
 from dovetail.artefacts.allow_list import check_arguments, name_of_operator
 from dovetail.artefacts.arguments import encode_argument
 from dovetail.artefacts.files import write_artefact
 from dovetail.artefacts.kernels import kernels_of
 from dovetail.artefacts.schema import validate
-from dovetail.artefacts.size_expressions import encode_expression, encode_size
+from dovetail.artefacts.size_expressions import depends_on_data, encode_expression, encode_size
 from dovetail.artefacts.specs import derivative_order, encode_descriptor, encode_result, encode_spec, name_of_input
 from dovetail.errors import ArtefactError
 from dovetail.guards import ItemSource
+from dovetail.guards.source import FETCH_ERRORS
 from dovetail.runtime.effects import EffectRecipe
 from dovetail.runtime.recipe import ConstantItem, Recipe, TensorItem
 from dovetail.runtime.spec import InputOutput
@@ -43,16 +44,17 @@ def export_joint(
     joint: JointGraph,
     path: str | os.PathLike[str],
     *,
-    values: Mapping[str, torch.Tensor] | None = None,
+    values: Values | None = None,
     kernels: bool = False,
 ) -> Path:
     """Write a joint graph to the folder ``path``; ``dovetail.load(path)`` runs it without the user's code.
 
     ``values`` are tensors to put into the artefact, by the name of a parameter or buffer or by the path of another input (such
-    as ``model.state_dict()``); names that are no input of the graph are left out. With ``kernels``, Inductor compiles
-    the graph for this machine, and the machine code lies beside it. ``state`` may be None or closed. Raises
-    :class:`ArtefactError` for a graph that cannot be written as data, and with ``kernels`` for one whose kernels are not kept on
-    disk: nothing is written then. The calling tree::
+    as ``model.state_dict()``); names that are no input of the graph are left out. ``"current"`` stands for those that the captured
+    function finds now by itself, such as its weights and the state of its optimizer: only its arguments stay open. With
+    ``kernels``, Inductor compiles the graph for this machine, and the machine code lies beside it. ``state`` may be None or
+    closed. Raises :class:`ArtefactError` for a graph that cannot be written as data, and with ``kernels`` for one whose kernels
+    are not kept on disk: nothing is written then. The calling tree::
 
         export_joint
         +-- _check_capture       refuses calls that do more than a file can hold
@@ -68,6 +70,7 @@ def export_joint(
     _check_capture(joint)
     numbers, symbols = _symbols(joint)
     inputs = _named_apart(joint.input_descriptors)
+    given = _current(joint, inputs) if values == "current" else values or {}
     tensors: dict[str, torch.Tensor] = {}
     payload = {
         "nodes": [_node(node, joint, numbers, tensors) for node in joint.graph.nodes if node.op != "output"],
@@ -81,7 +84,7 @@ def export_joint(
         "guards": _guards(joint, numbers),
         "spec": encode_spec(joint.spec),
         "result": encode_result(joint.capture.recipe, len(joint.spec.outputs)),
-        "state": _state(joint, inputs, values or {}, tensors),
+        "state": _state(joint, inputs, given, tensors),
         "provenance": [str(record) for record in joint.provenance],
         "inexact": list(joint.inexact),
         "torch": torch.__version__,
@@ -95,13 +98,18 @@ def _check_capture(joint: JointGraph) -> None:
     if joint.spec.metadata_changes:
         raise ArtefactError("an input changes its size or strides in place", advice="make a new tensor instead")
     for node in joint.graph.nodes:
-        value = node.meta.get("val")
-        if any(map(private_sizes.is_data_number, value.shape if isinstance(value, torch.Tensor) else (value,))):
+        if depends_on_data(node.meta.get("val")):
             raise ArtefactError(
                 f"the size of {node.name} depends on data, and no artefact has such sizes",
                 where=node.meta.get("user_line"),
                 advice="use masks in place of selections",
             )
+    if (guard := joint.capture.guards.about_data()) is not None:
+        raise ArtefactError(
+            f"the function took a way that the data of its inputs decide: {guard.source.name}",
+            where=guard.location,
+            advice="export a function that computes the same operators whatever the data is",
+        )
     for name, text in _NOT_STORABLE.items():
         found = getattr(joint.capture, name)
         if name == "effects":
@@ -196,6 +204,21 @@ def _named_apart(descriptors: Sequence[Descriptor]) -> list[Descriptor]:
         seen[item] += 1
         is_again = isinstance(item, UserInput) and seen[item] > 1
         found.append(dataclasses.replace(item, path=f"{item.path} ({seen[item]})") if is_again else item)  # type: ignore[attr-defined, call-arg]
+    return found
+
+
+def _current(joint: JointGraph, inputs: Sequence[Descriptor]) -> dict[str, torch.Tensor]:
+    """The tensors that the captured function would read now without arguments, by the name of their input."""
+    if joint.capture.function is None:
+        raise ArtefactError("the graph has no function to read values from", advice="hand over a dictionary of values")
+    found: dict[str, torch.Tensor] = {}
+    for index, descriptor in enumerate(inputs[: joint.num_primals]):
+        try:
+            value = joint.capture.guards.tensor_source(index).fetch(joint.capture.function, (), {})
+        except FETCH_ERRORS:
+            # An argument: each call brings its own.
+            continue
+        found[name_of_input(descriptor)] = value
     return found
 
 

@@ -12,6 +12,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+import torch
+
 from dovetail.aot.sizes_in_graph import SIZE_FUNCTIONS, power
 from dovetail.errors import ArtefactError
 from dovetail.torch_private import sizes as private_sizes
@@ -43,6 +45,15 @@ def encode_expression(expression: Any, numbers: Mapping[Any, int]) -> Any:
             f"the size {expression} cannot be written to an artefact", advice="mark fewer sizes as dynamic"
         )
     return {"call": name, "args": [encode_expression(item, numbers) for item in expression.args]}
+
+
+def depends_on_data(value: Any) -> bool:
+    """Whether a tensor has a size, or a value is a whole number or truth value, that a tensor's data decide. A float is no size."""
+    if isinstance(value, torch.Tensor):
+        return any(map(private_sizes.is_data_number, (*value.shape, *value.stride(), value.storage_offset())))
+    if isinstance(value, (list, tuple)):
+        return any(map(depends_on_data, value))
+    return not isinstance(value, torch.SymFloat) and private_sizes.is_data_number(value)
 
 
 def evaluate(data: Any, symbols: Sequence[Any]) -> Any:

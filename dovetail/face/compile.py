@@ -78,12 +78,15 @@ def capture(function: Any, args: tuple[Any, ...] = (), kwargs: Mapping[str, Any]
         raise InputError(f"args is a {type(args).__name__}, and must be a tuple of arguments", advice="write (x,)")
     load_rules()
     # Dimensions that were marked are symbolic here too.
-    shapes = SizeChanges().shapes(None, True, tuple(args), kwargs or {})
+    shapes = dataclasses.replace(SizeChanges().shapes(None, True, tuple(args), kwargs or {}), data_sizes="ask")
     settings = CaptureSettings(shapes, without=frozenset({SAYS_EAGER, GRAPH_BREAKS}))
     for _ in range(MOST_ATTEMPTS):
         try:
             with collection_paused(), private_state.preserved_rng_state(), contextlib.ExitStack() as stack:
-                return capture_joint(create_state(stack, function, tuple(args), kwargs, settings=settings))
+                joint = capture_joint(create_state(stack, function, tuple(args), kwargs, settings=settings))
+                if settings.shapes.data_sizes == "keep" and (guard := joint.capture.guards.about_data()) is not None:
+                    raise Break(f"{guard.source.name} depends on data", "compute both ways", guard.location)
+                return joint
         except Retry as retry:
             settings = retry.changed(settings)
         except Break as stop:

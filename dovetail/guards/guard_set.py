@@ -151,6 +151,13 @@ class GuardSet:
         """The source by which tensor input ``index`` was first reached."""
         return self._inputs[index].source
 
+    def about_data(self) -> Guard | None:
+        """A guard that reads the numbers in an input tensor, which a graph on its own does not check."""
+        marked = (
+            item for item in self.so_far() if getattr(getattr(item.source, "function", None), "reads_data", False)
+        )
+        return next(marked, None)
+
     def add_leafness(self, index: int, location: UserLocation | None = None) -> None:
         """Guard whether the tensor is a leaf (done unasked for tensors that are none)."""
         item = self._inputs[index]

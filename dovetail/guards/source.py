@@ -171,7 +171,7 @@ class PinnedSource(Source):
 class ComputedSource(Source):
     """A number that a pure function computes from other numbers; found again by computing it again.
 
-    ``arguments`` are plain numbers and the sources of numbers, of which there is at least one.
+    ``arguments`` are numbers and at least one source of a number. A function that reads a tensor's data has ``reads_data = True``.
 
     >>> half = ComputedSource(abs, (ArgumentSource(0, "L['n']"),), "abs(n)")
     >>> half.fetch(None, (-9,), {})

@@ -16,6 +16,7 @@ import torch
 
 from dovetail.aot.joint_graph import JointGraph
 from dovetail.aot.steps import Lowering
+from dovetail.artefacts.size_expressions import depends_on_data
 from dovetail.backends import ATEN, Backend, lookup_backend
 from dovetail.backends.protocol import CompiledCallable, Kind
 from dovetail.errors import OptionError, UnknownBackendError
@@ -95,7 +96,7 @@ def why_not(lowering: Lowering, tiers: Tiers) -> str | None:
     if has_sizes(joint):
         if not isinstance(joint.fake_mode.shape_env, RecordingShapeEnv):
             return "sizes are symbolic, and torch.compile must know at once what the kernels assume of them"
-        if any(map(_is_made_of_data, _values(joint))):
+        if any(map(depends_on_data, _values(joint))):
             return "sizes depend on data"
     return _why_not_elsewhere(joint, tiers.backend)
 
@@ -108,12 +109,6 @@ def has_changing_numbers(joint: JointGraph) -> bool:
 def has_sizes(joint: JointGraph) -> bool:
     """Whether a graph computes with sizes or whole numbers that change from call to call."""
     return any(private_sizes.has_symbols(value) for value in _values(joint) if not isinstance(value, torch.SymFloat))
-
-
-def _is_made_of_data(value: Any) -> bool:
-    if isinstance(value, torch.Tensor):
-        return any(map(private_sizes.is_data_number, (*value.shape, *value.stride(), value.storage_offset())))
-    return not isinstance(value, torch.SymFloat) and private_sizes.is_data_number(value)
 
 
 def _values(joint: JointGraph) -> Iterable[Any]:

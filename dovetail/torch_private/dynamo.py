@@ -71,12 +71,10 @@ def dynamo_capture_seconds() -> float:
     """Seconds that torch.compile has spent so far from bytecode to backend-ready graphs, Inductor's own work excluded."""
     from torch._dynamo.utils import compilation_time_metrics as metrics
 
-    def total(name: str) -> float:
-        return float(sum(metrics.get(name, ())))
-
-    seconds = total("_compile.compile_inner") - total("compile_fx.<locals>.fw_compiler_base")
+    spent = {name: float(sum(times)) for name, times in metrics.items()}
+    seconds = spent.get("_compile.compile_inner", 0.0) - spent.get("compile_fx.<locals>.fw_compiler_base", 0.0)
     if "backward._backward_impl" not in metrics:  # else the backward was compiled later, outside compile_inner
-        seconds -= total("compile_fx.<locals>.bw_compiler")
+        seconds -= spent.get("compile_fx.<locals>.bw_compiler", 0.0)
     return seconds
 
 

@@ -235,6 +235,12 @@ OPTIMIZERS: dict[str, dict[str, Any]] = {
     "Adadelta": {},
     "Rprop": {},
     "Muon": {},
+    # These read their count of steps as a number.
+    "Adam": {},
+    "AdamW": {"amsgrad": True, "foreach": True},
+    "NAdam": {},
+    "Adamax": {},
+    "Adagrad": {"lr_decay": 0.1},
 }
 
 
@@ -278,6 +284,55 @@ def test_a_step_with_an_optimizer_of_torch(name: str, tmp_path: Path) -> None:
     assert all(torch.equal(loaded.state[name], value) for name, value in expected.items())
 
 
+def step_of(optimizer: torch.optim.Optimizer, net: torch.nn.Module) -> Any:
+    """A whole step of training, called once so that the optimizer has its state."""
+
+    def step(x: torch.Tensor) -> torch.Tensor:
+        loss: torch.Tensor = net(x).square().mean()
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        return loss.detach()
+
+    step(torch.randn(6, 4))
+    return step
+
+
+def test_the_values_that_the_function_finds_by_itself_go_along(tmp_path: Path) -> None:
+    net = torch.nn.Linear(4, 2)
+    step = step_of(torch.optim.Adam(net.parameters(), lr=0.01), net)
+    joint = dovetail.capture(step, (torch.randn(6, 4),))
+    step(torch.randn(6, 4))
+    loaded = dovetail.load(joint.export(tmp_path / "step", values="current"))
+    assert loaded.open_inputs == ("L['x']",)
+    for _ in range(3):
+        x = torch.randn(6, 4)
+        assert torch.equal(loaded(x), step(x))
+    again = loaded.joint.export(tmp_path / "again", values=loaded.state)
+    assert torch.equal(dovetail.load(again)(x), step(x))
+    with pytest.raises(errors.ArtefactError, match="no function to read values from"):
+        loaded.joint.export(tmp_path / "third", values="current")
+
+
+@pytest.mark.parametrize("name", ["RAdam", "ASGD"])
+def test_a_way_that_the_data_decide_is_refused(name: str) -> None:
+    """RAdam has another formula from the sixth step on: a graph of one of the two would be wrong without a guard."""
+    net = torch.nn.Linear(4, 2)
+    step = step_of(getattr(torch.optim, name)(net.parameters(), lr=0.01), net)
+    with pytest.raises(errors.CaptureError, match="depends on data"):
+        dovetail.capture(step, (torch.randn(6, 4),))
+
+
+def test_a_way_that_a_mask_decides_is_refused(tmp_path: Path) -> None:
+    """torch asks whether a mask is causal; the graph holds for that answer alone."""
+    layer = torch.nn.TransformerEncoder(torch.nn.TransformerEncoderLayer(4, 2, 8, dropout=0.0), 1)
+    mask = torch.nn.Transformer.generate_square_subsequent_mask(3)
+    joint = dovetail.capture(lambda x, mask: layer(x, mask=mask), (torch.randn(3, 2, 4), mask))
+    with pytest.raises(errors.ArtefactError, match="the data of its inputs decide"):
+        joint.export(tmp_path / "step")
+    assert list(tmp_path.iterdir()) == []
+
+
 @pytest.fixture(scope="module")
 def good(tmp_path_factory: pytest.TempPathFactory) -> Path:
     net = Net()
@@ -312,7 +367,20 @@ def gradient_place(graph: dict[str, Any]) -> int:
     return next(place for place, name in enumerate(graph["results"]) if place >= count and name is not None)
 
 
+def insert(graph: dict[str, Any], target: str, *args: Any) -> None:
+    """A call in front of the others, which nothing reads."""
+    place = graph["nodes"].index(call(graph))
+    node = {"op": "call_function", "name": "c", "target": target, "args": list(args), "kwargs": [], "phase": "forward"}
+    graph["nodes"].insert(place, node)
+
+
 EDITS: dict[str, Any] = {
+    "a text repeated": lambda g: insert(g, "operator.mul", "many", 1 << 39),
+    "a list repeated": lambda g: insert(g, "operator.imul", [1], 1 << 39),
+    "a large power": lambda g: insert(g, "dovetail.power", 10, 1 << 39),
+    "a number too many": lambda g: insert(g, "operator.neg", 1, 2, 3),
+    "a number of a text": lambda g: insert(g, "math.sqrt", "4"),
+    "sizes made of data": lambda g: insert(g, "aten::nonzero.default", {"node": g["nodes"][0]["name"]}),
     "a file is read": lambda g: call(g).update(target="aten::from_file.default", args=["/etc/passwd", False, 10]),
     "an operator that writes": lambda g: call(g).update(target="aten::add_.Tensor"),
     "an operator of another namespace": lambda g: call(g).update(target="debugprims::load_tensor.default"),

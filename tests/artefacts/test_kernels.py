@@ -75,17 +75,23 @@ def whole_step() -> tuple[Any, dict[str, Tensor]]:
 
 def optimizer_of_torch() -> tuple[Any, dict[str, Tensor]]:
     """Forward, ``backward()``, the step of an optimizer of torch's with its state, ``zero_grad()``."""
-    step, state = with_momentum()
+    step, state = with_state("SGD", momentum=0.9, nesterov=True)
     joint = dovetail.capture(step, (torch.randn(6, 4),))
     with tempfile.TemporaryDirectory() as folder:
         _, *names = dovetail.load(joint.export(Path(folder) / "step")).open_inputs
     return joint, dict(zip(names, state, strict=True))
 
 
-def with_momentum() -> tuple[Callable[[Tensor], Tensor], list[Tensor]]:
-    """A step that was called once, and its parameters and momenta."""
+def adam_of_torch() -> tuple[Any, Any]:
+    """It reads its count of steps as a number, which the graph then computes with."""
+    step, _ = with_state("Adam")
+    return dovetail.capture(step, (torch.randn(6, 4),)), "current"
+
+
+def with_state(name: str, **settings: Any) -> tuple[Callable[[Tensor], Tensor], list[Tensor]]:
+    """A step that was called once, its parameters, and the optimizer's state."""
     net = nn.Sequential(nn.Linear(4, 8), nn.Tanh(), nn.Linear(8, 1))
-    optimizer = torch.optim.SGD(net.parameters(), lr=0.1, momentum=0.9, nesterov=True)
+    optimizer = getattr(torch.optim, name)(net.parameters(), lr=0.1, **settings)
 
     def step(x: Tensor) -> Tensor:
         loss: Tensor = net(x).square().mean()
@@ -95,7 +101,7 @@ def with_momentum() -> tuple[Callable[[Tensor], Tensor], list[Tensor]]:
         return loss.detach()
 
     step(torch.randn(6, 4))
-    return step, [*net.parameters(), *(optimizer.state[item]["momentum_buffer"] for item in net.parameters())]
+    return step, [*net.parameters(), *(value for item in net.parameters() for value in optimizer.state[item].values())]
 
 
 def slope(weight: Tensor, x: Tensor) -> Tensor:
@@ -114,10 +120,11 @@ def second_order() -> tuple[Any, dict[str, Tensor]]:
     return dovetail.capture(slope, args), {"L['weight']": weight}
 
 
-PROGRAMS: dict[str, Callable[[], tuple[Any, dict[str, Tensor]]]] = {
+PROGRAMS: dict[str, Callable[[], tuple[Any, Any]]] = {
     "model": model,
     "whole step": whole_step,
     "optimizer of torch": optimizer_of_torch,
+    "Adam of torch": adam_of_torch,
     "second order": second_order,
 }
 
@@ -211,7 +218,7 @@ def test_in_a_process_without_a_compiler(saved: Path, tmp_path: Path) -> None:
 @pytest.mark.slow
 def test_the_step_of_an_optimizer_of_torch_is_that_of_eager(saved: Path) -> None:
     torch.manual_seed(3)
-    step, state = with_momentum()
+    step, state = with_state("SGD", momentum=0.9, nesterov=True)
     loaded = dovetail.load(saved / "optimizer of torch")
     loaded = loaded.bind(
         dict(

@@ -363,7 +363,7 @@ class Attributes(LookupGuards):
             inside = self.part_on_class(owner, name, found, "__func__")
             if isinstance(inside, property) and sys.version_info < (3, 13):
                 return self.call(inside.fget, (kind,), {})
-            return types.MethodType(inside, kind)
+            return types.MethodType(inside, kind) if callable(inside) else found.__get__(None, kind)  # 3.13: any object
         return found.__get__(None, kind) if isinstance(found, types.ClassMethodDescriptorType) else MISSING
 
     def _load_slot(self, found: Any, target: Any, name: str) -> Any:

@@ -105,6 +105,9 @@ class Replay:
     The state of all parameters is mostly the same, so the last answers are remembered by the tensors' contents.
     """
 
+    #: A guard with this mark is about the numbers in tensors, see :meth:`dovetail.guards.GuardSet.about_data`.
+    reads_data = True
+
     def __init__(self, facts: tuple[tuple[torch.dtype, torch.Size], ...], steps: tuple[Step, ...]) -> None:
         self.facts = facts
         self.steps = steps
