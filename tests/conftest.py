@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from hypothesis import HealthCheck, settings
 
 from dovetail import cache
 from tests.differential import set_seed
@@ -30,6 +31,9 @@ def pytest_configure(config: pytest.Config) -> None:
     structured = logging.getLogger("torch.__trace")
     structured.handlers.clear()
     structured.propagate = True
+    # No test fails because the machine is busy.
+    settings.register_profile("untimed", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+    settings.load_profile("untimed")
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
