@@ -7,7 +7,6 @@ flat graph comes from the process itself, and may have any functional operator o
 
 from __future__ import annotations
 
-import base64
 from collections.abc import Mapping
 from typing import Any
 
@@ -15,6 +14,7 @@ import torch
 
 from dovetail.artefacts.allow_list import NAMESPACES, check_arguments, name_of_operator, operator_by_name
 from dovetail.artefacts.arguments import decode_argument, encode_argument, value_named
+from dovetail.backends.common.constants import decode_constant, encode_constant
 from dovetail.backends.protocol import Kind, output_arguments
 from dovetail.errors import ArtefactError
 from dovetail.tiers.sizes_elsewhere import SizesHere, SizesThere, new_fake_mode
@@ -24,9 +24,6 @@ from dovetail.torch_private import operators as private_operators
 from dovetail.torch_private import sizes as private_sizes
 from dovetail.torch_private import tracing as private_tracing
 from dovetail.trace.shapes import RecordingShapeEnv
-
-#: Constants in a graph are a few numbers; a graph with larger ones is compiled where it is.
-MOST_CONSTANT_BYTES = 1 << 20
 
 
 def encode(
@@ -61,10 +58,10 @@ def _encode_node(graph: torch.fx.GraphModule, node: torch.fx.Node, sizes: SizesH
     if node.op == "placeholder":
         return entry
     if node.op == "get_attr":
-        return entry | {
-            "target": str(node.target),
-            "constant": _encode_constant(getattr(graph, str(node.target), None)),
-        }
+        constant = encode_constant(getattr(graph, str(node.target), None))
+        if constant is None:
+            raise UnportableError("a constant is large, or no plain tensor of the CPU")
+        return entry | {"target": str(node.target), "constant": constant}
     if node.op != "call_function":
         raise UnportableError(f"{node.name} is a node of kind {node.op}")
     args = [encode_argument(item) for item in node.args]
@@ -116,22 +113,6 @@ def encode_value(value: Any, sizes: SizesHere | None = None) -> Any:
     }
 
 
-def _encode_constant(value: Any) -> dict[str, Any]:
-    if not isinstance(value, torch.Tensor) or type(value) not in (torch.Tensor, torch.nn.Parameter):
-        raise UnportableError("a constant is no plain tensor")
-    encode_value(value)
-    if value.numel() * value.element_size() > MOST_CONSTANT_BYTES or not value.is_contiguous():
-        raise UnportableError("a constant is too large")
-    with private_tracing.disable_current_modes(), torch.no_grad():
-        content = bytes(value.detach().reshape(-1).view(torch.uint8).tolist()) if value.numel() else b""
-    return {
-        "data": base64.b64encode(content).decode(),
-        "shape": list(value.shape),
-        "dtype": str(value.dtype),
-        "parameter": isinstance(value, torch.nn.Parameter),
-    }
-
-
 class DecodedGraph:
     """The graph that :func:`encode` has written, with its fake values, and what a backend is called with."""
 
@@ -162,7 +143,7 @@ class DecodedGraph:
             node = self._graph.create_node("placeholder", name, (), {}, name=name)
             value = self._declared(entry.get("value"))
         elif op == "get_attr":
-            constant = _decode_constant(entry["constant"])
+            constant = decode_constant(entry["constant"])
             self._root.register_buffer(entry["target"], constant)
             node = self._graph.create_node("get_attr", entry["target"], (), {}, name=name)
             value = self.fake_mode.from_tensor(constant, static_shapes=True)
@@ -217,10 +198,3 @@ class DecodedGraph:
 
     def _size(self, data: Any) -> Any:
         return data if self._sizes is None else self._sizes.decode(data)
-
-
-def _decode_constant(data: Mapping[str, Any]) -> torch.Tensor:
-    content, dtype = bytearray(base64.b64decode(data["data"])), value_named("dtype", data["dtype"])
-    value = torch.frombuffer(content, dtype=dtype) if content else torch.empty(0, dtype=dtype)
-    value = value.reshape(data["shape"]).clone()
-    return torch.nn.Parameter(value, requires_grad=False) if data["parameter"] else value

@@ -3,8 +3,8 @@
 The key is a digest of the joint graph (operators, arguments, and all facts of each value, with the memory that it shares), the
 backend, its settings, and the files and versions of the programs that decompose. The entry says for each new node from which old
 one it comes; marks on nodes, which no decomposition reads, are taken from the live joint graph. An entry is written only where
-reading it gives the same graph again. What cannot be written into a key is decomposed in each process: symbolic sizes, constants,
-operators that are not torch's own, tables with functions of the program's.
+reading it gives the same graph again. What cannot be written into a key is decomposed in each process: symbolic sizes, large
+constants, operators that are not torch's own, tables with functions of the program's.
 """
 
 from __future__ import annotations
@@ -22,6 +22,7 @@ from dovetail.aot.joint_graph import JointGraph
 from dovetail.aot.steps import Lowering, Table, decomposes
 from dovetail.artefacts.allow_list import check_arguments
 from dovetail.artefacts.arguments import decode_argument, encode_argument, value_named
+from dovetail.backends.common.constants import constant_of, decode_constant, encode_constant
 from dovetail.backends.inductor.float_inputs import NUMBER_FUNCTIONS
 from dovetail.errors import ArtefactError
 from dovetail.passes.decompose import ABOUT_THE_VALUE, mark_read_by_gradients, origins_of
@@ -109,6 +110,11 @@ def encoded_graph(graph: torch.fx.Graph) -> list[Any]:
 
 
 def _encoded_node(node: torch.fx.Node) -> list[Any]:
+    if node.op == "get_attr":
+        constant = encode_constant(constant_of(node))
+        if constant is None:
+            raise UnportableError("a constant is large, or no plain tensor of the CPU")
+        return [node.op, node.name, str(node.target), [], [], constant]
     if node.op not in ("placeholder", "call_function"):
         raise UnportableError(f"{node.name} is a node of kind {node.op}")
     if node.op == "placeholder":
@@ -188,7 +194,7 @@ def encoded(joint: JointGraph, module: torch.fx.GraphModule, like: torch.fx.Grap
 def decoded(joint: JointGraph, data: list[Any]) -> torch.fx.GraphModule:
     """The graph that :func:`encoded` has written down; raises whatever data that means nothing leads to."""
     *entries, outputs = data
-    graph = torch.fx.Graph(tracer_cls=private_tracing.PythonKeyTracer)
+    graph, root = torch.fx.Graph(tracer_cls=private_tracing.PythonKeyTracer), torch.nn.Module()
     old = {node.name: node for node in joint.graph.nodes}
     known: dict[str, torch.fx.Node] = {}
     memories: dict[int, Any] = {}
@@ -199,6 +205,12 @@ def decoded(joint: JointGraph, data: list[Any]) -> torch.fx.GraphModule:
                 node.meta = dict(old[entry[1]].meta)
                 if isinstance(value := node.meta.get("val"), torch.Tensor) and entry[2] != _UNREAD:
                     memories.setdefault(entry[2]["memory"], value.untyped_storage())
+            elif entry[0] == "get_attr":
+                _, name, target, _, _, constant, origin, facts = entry
+                root.register_buffer(target, decode_constant(constant))
+                node = graph.create_node("get_attr", target, (), {}, name=name)
+                node.meta = {key: item for key, item in old[origin].meta.items() if key not in ABOUT_THE_VALUE}
+                node.meta["val"] = _value(joint, node, facts, memories)
             else:
                 node = _decoded_call(graph, entry, old, known)
                 if entry[6] == _CHANGES:
@@ -211,7 +223,7 @@ def decoded(joint: JointGraph, data: list[Any]) -> torch.fx.GraphModule:
     output = graph.output([decode_argument(item, known.__getitem__) for item in outputs])
     output.meta = dict(joint.graph.output_node().meta)
     graph.lint()
-    module = private_tracing.lazy_graph_module(torch.nn.Module(), graph)
+    module = private_tracing.lazy_graph_module(root, graph)
     joint.with_graph(module).lint()
     return module
 

@@ -69,7 +69,7 @@ def code_as_data(compiled: Any) -> dict[str, Any] | None:
         return None
     if call.__self__.partitions or set(compiled.device_types) != {"cpu"} or compiled.inputs_to_check:
         return None
-    if compiled.constants or compiled.torchbind_constants or getattr(compiled, "opaque_value_type_classes", None):
+    if compiled.torchbind_constants or getattr(compiled, "opaque_value_type_classes", None):
         return None
     found = [item for item in ast.parse(compiled.source_code).body if isinstance(item, ast.ClassDef)]
     source = ast.get_source_segment(compiled.source_code, found[0]) if len(found) == 1 else None
@@ -78,13 +78,15 @@ def code_as_data(compiled: Any) -> dict[str, Any] | None:
     # Without comments: they name the operators that a kernel stands for.
     if not set(_OPERATORS.findall(ast.unparse(found[0]))) <= {"ops", *_NAMESPACES}:
         return None
-    return _with_kernels(source, call.__func__.__globals__, call.__func__.__code__)
+    return _with_kernels(source, call.__func__.__globals__, call.__func__.__code__, compiled.constants or {})
 
 
-def _with_kernels(source: str, names: Mapping[str, Any], code: types.CodeType) -> dict[str, Any] | None:
+def _with_kernels(
+    source: str, names: Mapping[str, Any], code: types.CodeType, constants: Mapping[str, Any]
+) -> dict[str, Any] | None:
     kernels: dict[str, list[str]] = {}
     helpers: dict[str, list[str]] = {}
-    for name in sorted(set(_global_names(code))):
+    for name in sorted(set(_global_names(code)) - set(constants)):
         value = names.get(name)
         if (place := _place(value)) is not None:
             helpers[name] = place
@@ -102,7 +104,8 @@ def _with_kernels(source: str, names: Mapping[str, Any], code: types.CodeType) -
         return None
     bytecode = marshal.dumps(compile(source, _FILE, "exec"))
     packed = base64.b64encode(bytecode).decode()
-    return {"source": source, "bytecode": packed, "kernels": kernels, "helpers": helpers, "extern": extern}
+    return {"source": source, "bytecode": packed, "kernels": kernels, "helpers": helpers, "extern": extern,
+            "constants": dict(constants)}  # fmt: skip
 
 
 _BUILTINS = dict.fromkeys(("range", "len", "min", "max", "int", "float", "bool", "tuple", "list", "abs"))
@@ -123,7 +126,7 @@ def code_from_data(data: Mapping[str, Any]) -> Any:
     This runs the bytecode, as to compile the source takes ten times as long: call it for data of this user's cache only, whose
     kernels are machine code too. The source is for people.
     """
-    names = dict(_plain_names())
+    names = {**_plain_names(), **data["constants"]}
     names.update({name: getattr(_helpers(kind), function) for name, (kind, function) in data["helpers"].items()})
     modules: dict[str, Any] = {}
     for name, (key, function) in data["kernels"].items():

@@ -3,7 +3,7 @@
 The key is a digest of everything that decides about the code: the graph with the dtype, sizes, strides and device of each value,
 as it is handed to Inductor; how it is compiled; all of Inductor's settings; torch's switches; the CPU; and the files and versions
 of the programs that have made it (:mod:`dovetail.cache.versions`). What cannot be written into a key is not kept: symbolic sizes,
-constants, operators that are not torch's own, settings that are objects.
+large constants, operators that are not torch's own, settings that are objects.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ from typing import Any
 import torch
 
 from dovetail import cache
+from dovetail.backends.common.constants import constant_of, decode_constant, encode_constant
 from dovetail.backends.inductor.job import WORKAROUNDS, Job
 from dovetail.backends.protocol import CompiledCallable, Kind
 from dovetail.torch_private import dynamo as private_dynamo
@@ -81,6 +82,11 @@ _cpu = functools.cache(cpu_features)
 
 
 def _line(node: torch.fx.Node) -> str:
+    if node.op == "get_attr":
+        constant = encode_constant(constant_of(node))
+        if constant is None:
+            raise _UnknownError("a constant is large, or no plain tensor of the CPU")
+        return f"{node.op} {node.name} {node.target} {json.dumps(constant)}"
     if node.op not in ("placeholder", "call_function", "output"):
         raise _UnknownError(f"it has a node of kind {node.op}")
     if node.op == "call_function" and isinstance(node.target, private_operators.OpOverload):
@@ -147,7 +153,9 @@ def take_code(key: str | None) -> CompiledCallable | None:
     try:
         # One line of data, then the source as it is, for people who read the file.
         names, _, source = content.decode().partition("\n")
-        found: CompiledCallable | None = private_code.code_from_data({**json.loads(names), "source": source})
+        data = json.loads(names)
+        data["constants"] = {name: decode_constant(item) for name, item in data["constants"].items()}
+        found: CompiledCallable | None = private_code.code_from_data({**data, "source": source})
     except Exception:  # noqa: BLE001  (whatever is there under the key: the graph is compiled, and the entry written anew)
         return None
     return found
@@ -159,5 +167,8 @@ def keep_code(key: str | None, compiled: Any) -> None:
         return
     data = private_code.code_as_data(compiled)
     if data is not None:
-        source = data.pop("source")
+        source, constants = data.pop("source"), data.pop("constants")
+        data["constants"] = {name: encode_constant(value) for name, value in constants.items()}
+        if None in data["constants"].values():
+            return
         cache.write("code", key, f"{json.dumps(data)}\n{source}".encode())

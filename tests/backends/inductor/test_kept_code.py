@@ -102,7 +102,7 @@ def test_what_cannot_be_written_into_a_key_is_not_kept() -> None:
         assert key_of(job) is None
     constant = torch.arange(4.0)
     assert key_of(job_of(lambda x: x + constant.clone())) is not None
-    job.graph.register_buffer("held", constant)
+    job.graph.register_buffer("held", constant.to_sparse())
     with job.graph.graph.inserting_before(job.graph.graph.output_node()):
         job.graph.graph.get_attr("held")
     assert key_of(job) is None
@@ -110,6 +110,23 @@ def test_what_cannot_be_written_into_a_key_is_not_kept() -> None:
     assert key_of(conjugated) is None
     cache.switch(False)
     assert key_of(job_of()) is None
+
+
+@pytest.mark.parametrize("count", [1, 40])
+def test_constants_are_kept_with_the_code(count: int) -> None:
+    """A few numbers are written into the kernels, more lie beside them."""
+
+    def scaled(x: torch.Tensor) -> torch.Tensor:
+        return x * torch.tensor([[float(number)] for number in range(count)]).sin()
+
+    def results() -> torch.Tensor:
+        return dovetail.compile(scaled, tiers="wait", fullgraph=True)(x)  # type: ignore[no-any-return]
+
+    x = torch.randn(count, 5)
+    kept = results()
+    with only_from_cache(ours=True):
+        assert torch.equal(results(), kept)
+    same(scaled(x), kept, exact=False)
 
 
 def test_symbolic_sizes_are_not_kept() -> None:
@@ -128,7 +145,7 @@ SOURCE = """class Runner:
         args.clear()
         return (torch.ops.aten.sin.default(x),)"""
 BYTECODE = base64.b64encode(marshal.dumps(compile(SOURCE, "x", "exec"))).decode()
-NAMES = {"kernels": {}, "helpers": {}, "extern": ["mm"], "bytecode": BYTECODE}
+NAMES = {"kernels": {}, "helpers": {}, "extern": ["mm"], "constants": {}, "bytecode": BYTECODE}
 WHOLE = f"{json.dumps(NAMES)}\n{SOURCE}"
 KEY = cache.key_of("an example")
 
