@@ -13,7 +13,7 @@ import torch
 
 from dovetail.aot.capture_result import CaptureResult
 from dovetail.aot.check import check_joint
-from dovetail.aot.descriptors import Descriptor, Gradient, ParamInput
+from dovetail.aot.descriptors import Descriptor
 from dovetail.runtime.spec import RuntimeSpec
 from dovetail.trace import Program
 
@@ -28,6 +28,9 @@ Values = Mapping[str, torch.Tensor] | Literal["current"]
 _VERBS = {
     "apply": "dovetail.passes.editing:apply_pass",
     "call": "dovetail.passes.editing:insert_call",
+    "placeholder": "dovetail.passes.editing:find_placeholder",
+    "gradient_of": "dovetail.passes.editing:find_gradient",
+    "replace_output": "dovetail.passes.editing:replace_output",
     "compile": "dovetail.face.loading:compile_joint",
     "export": "dovetail.artefacts.export:export_joint",
     "print": "dovetail.reports.joint_graphs:print_joint",
@@ -113,21 +116,17 @@ class JointGraph:
         """The gradient of each primal."""
         return self.results[self.num_forward_outputs :]
 
+    def placeholder(self, descriptor: Descriptor) -> torch.fx.Node:
+        """The input node with this descriptor; raises KeyError."""
+        return _verb("placeholder")(self, descriptor)
+
     def gradient_of(self, parameter: str | Descriptor) -> torch.fx.Node:
         """The node of a gradient, by the parameter's name or the input's descriptor; raises KeyError if there is none."""
-        wanted = Gradient(ParamInput(parameter) if isinstance(parameter, str) else parameter)
-        for node, found in zip(self.results, self.output_descriptors, strict=True):
-            if found == wanted and node is not None:
-                return node
-        raise KeyError(str(wanted))
+        return _verb("gradient_of")(self, parameter)
 
     def replace_output(self, descriptor: Descriptor, node: torch.fx.Node) -> None:
         """Return ``node`` where the output with this descriptor was returned; raises KeyError."""
-        if descriptor not in self.output_descriptors:
-            raise KeyError(str(descriptor))
-        results = self.results
-        results[self.output_descriptors.index(descriptor)] = node
-        self.graph.output_node().args = (results,)
+        _verb("replace_output")(self, descriptor, node)
 
     def call(self, target: Any, *args: Any, **kwargs: Any) -> torch.fx.Node:
         """A new node behind the last of those that it reads, in their phase; a tensor that it is given becomes a constant.

@@ -14,6 +14,7 @@ from typing import Any
 import torch
 
 from dovetail.aot.check import JointGraphError, check_joint, check_structure, is_functional
+from dovetail.aot.descriptors import Descriptor, Gradient, ParamInput
 from dovetail.aot.joint_graph import JointGraph, Pass, PassRecord
 from dovetail.aot.nodes import must_stay
 from dovetail.errors import GraphInvalidError
@@ -55,6 +56,32 @@ def apply_pass(joint: JointGraph, graph_pass: Pass, name: str | None = None) -> 
     seconds = time.perf_counter() - start
     record = PassRecord(label, seconds, len(joint.graph.nodes), len(returned.graph.nodes))
     return returned.with_graph(returned.graph_module, record)
+
+
+def find_placeholder(joint: JointGraph, descriptor: Descriptor) -> torch.fx.Node:
+    """See :meth:`dovetail.aot.JointGraph.placeholder`."""
+    for node, found in zip(joint.graph.find_nodes(op="placeholder"), joint.input_descriptors, strict=True):
+        if found == descriptor:
+            return node
+    raise KeyError(str(descriptor))
+
+
+def find_gradient(joint: JointGraph, parameter: str | Descriptor) -> torch.fx.Node:
+    """See :meth:`dovetail.aot.JointGraph.gradient_of`."""
+    wanted = Gradient(ParamInput(parameter) if isinstance(parameter, str) else parameter)
+    for node, found in zip(joint.results, joint.output_descriptors, strict=True):
+        if found == wanted and node is not None:
+            return node
+    raise KeyError(str(wanted))
+
+
+def replace_output(joint: JointGraph, descriptor: Descriptor, node: torch.fx.Node) -> None:
+    """See :meth:`dovetail.aot.JointGraph.replace_output`."""
+    if descriptor not in joint.output_descriptors:
+        raise KeyError(str(descriptor))
+    results = joint.results
+    results[joint.output_descriptors.index(descriptor)] = node
+    joint.graph.output_node().args = (results,)
 
 
 def insert_call(joint: JointGraph, target: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> torch.fx.Node:

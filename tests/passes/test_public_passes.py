@@ -8,6 +8,7 @@ import torch
 import dovetail
 from dovetail import errors
 from dovetail.aot import passes
+from dovetail.aot.descriptors import ParamInput
 from dovetail.aot.partition import partition
 from dovetail.passes.recompute import saved_by
 
@@ -149,3 +150,16 @@ def test_a_pass_that_breaks_the_graph_is_refused_and_leaves_it_alone() -> None:
         with pytest.raises(errors.GraphInvalidError):
             joint.apply(bad)
     assert str(joint) == before
+
+
+def test_nodes_are_found_by_what_they_stand_for() -> None:
+    joint = dovetail.capture(torch.nn.Linear(2, 3), (torch.ones(4, 2),))
+    weight = ParamInput("weight")
+    assert joint.placeholder(weight).meta["val"].shape == (3, 2)
+    place = joint.primals.index(joint.placeholder(weight))
+    assert joint.gradient_of(weight) is joint.gradient_of("weight") is joint.gradients[place]
+    for find in (joint.placeholder, joint.gradient_of):
+        with pytest.raises(KeyError, match="other"):
+            find(ParamInput("other"))
+    with pytest.raises(KeyError, match="other"):
+        joint.replace_output(ParamInput("other"), joint.primals[0])
