@@ -218,7 +218,8 @@ def _current(joint: JointGraph, inputs: Sequence[Descriptor]) -> dict[str, torch
         except FETCH_ERRORS:
             # An argument: each call brings its own.
             continue
-        found[name_of_input(descriptor)] = value
+        if isinstance(value, torch.Tensor):
+            found[name_of_input(descriptor)] = value
     return found
 
 
