@@ -113,7 +113,7 @@ def _check_capture(joint: JointGraph) -> None:
     for name, text in _NOT_STORABLE.items():
         found = getattr(joint.capture, name)
         if name == "effects":
-            found = not all(_puts_back(effect, joint) for effect in found)
+            found = not all(_puts_back(effect, joint) or _is_as_before(effect, joint) for effect in found)
         if found:
             raise ArtefactError(
                 f"the captured function cannot be exported: {text}",
@@ -132,6 +132,18 @@ def _puts_back(effect: EffectRecipe, joint: JointGraph) -> bool:
         return source_of(output.index) == ItemSource(effect.source, key.value)
 
     return effect.kind == "dict" and bool(effect.pairs) and all(is_back(*pair) for pair in effect.pairs or ())
+
+
+def _is_as_before(effect: EffectRecipe, joint: JointGraph) -> bool:
+    """Whether an effect writes what is there already, as a library does that notes something for the length of a call."""
+    items = effect.constant_items() or {}
+    try:
+        container = effect.source.fetch(joint.capture.function, (), {})
+        now = [container[key] for key in items]
+    except FETCH_ERRORS:
+        return False
+    pairs = list(zip(now, items.values(), strict=True))
+    return bool(pairs) and all(type(one) is type(other) and one == other for one, other in pairs)
 
 
 def _symbols(joint: JointGraph) -> tuple[dict[Any, int], list[dict[str, Any]]]:

@@ -223,6 +223,30 @@ def test_a_tensor_that_is_put_back_is_no_effect(tmp_path: Path) -> None:
         assert torch.equal(loaded(x), module(x)) and torch.equal(loaded.state["count"], module.count)
 
 
+class Noting(torch.nn.Module):
+    """Notes something for the length of a call, as libraries do."""
+
+    after: object = None
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        self.mode = "running"
+        y = x * 2
+        self.mode = self.after
+        return y
+
+
+@pytest.mark.parametrize(("before", "after"), [(None, None), ("idle", "idle"), ("idle", None), (1, True), (0.0, 0)])
+def test_a_note_that_is_taken_back_is_no_effect(before: object, after: object, tmp_path: Path) -> None:
+    module, x = Noting(), torch.randn(2)
+    module.mode, module.after = before, after  # type: ignore[assignment]
+    joint = dovetail.capture(module, (x,))
+    if type(before) is type(after) and before == after:
+        assert torch.equal(dovetail.load(joint.export(tmp_path / "step"))(x), x * 2)
+    else:
+        with pytest.raises(errors.ArtefactError, match="writes to Python objects"):
+            joint.export(tmp_path / "step")
+
+
 @pytest.mark.parametrize("how", ["swapped", "one of two", "given"])
 def test_other_tensors_in_a_place_are_an_effect(how: str, tmp_path: Path) -> None:
     with pytest.raises(errors.ArtefactError, match="writes to Python objects"):
