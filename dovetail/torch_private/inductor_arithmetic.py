@@ -64,3 +64,26 @@ def magnitudes_that_wrap() -> contextlib.AbstractContextManager[None]:
     from torch._inductor.codegen.cpp import CppOverrides
 
     return _written(abs=(CppOverrides, staticmethod(lambda x: f"decltype({x})(std::abs({x}))")))
+
+
+def bounds_of_truth_values() -> contextlib.AbstractContextManager[None]:
+    """In the block, truth values whose bounds are known can be compared with each other; Inductor asks which one is less."""
+    from torch.utils._sympy.value_ranges import SymPyValueRangeAnalysis, ValueRanges
+
+    eq, min_or_max = SymPyValueRangeAnalysis.eq, SymPyValueRangeAnalysis.min_or_max
+
+    def equal(analysis: Any, one: Any, other: Any) -> Any:
+        first, second = ValueRanges.wrap(one), ValueRanges.wrap(other)
+        if not (first.is_bool or second.is_bool):
+            return eq(one, other)
+        is_known = first.is_bool and second.is_bool and first.is_singleton() and second.is_singleton()
+        return ValueRanges.wrap(first.lower == second.lower) if is_known else ValueRanges.unknown_bool()
+
+    def extreme(one: Any, other: Any, function: Any) -> Any:
+        first, second = ValueRanges.wrap(one), ValueRanges.wrap(other)
+        is_bool = first.is_bool or second.is_bool
+        return ValueRanges.unknown_bool() if is_bool else min_or_max(one, other, function)
+
+    return _written(
+        eq=(SymPyValueRangeAnalysis, classmethod(equal)), min_or_max=(SymPyValueRangeAnalysis, staticmethod(extreme))
+    )

@@ -228,6 +228,29 @@ def wrap_magnitudes(job: Job) -> None:
         job.during.append(private_arithmetic.magnitudes_that_wrap)
 
 
+#: Operators that compare truth values, for which Inductor looks at the bounds of both.
+_COMPARING = (
+    *(getattr(packet, name) for packet in (_aten.eq, _aten.ne) for name in ("Tensor", "Scalar")),
+    *(_aten.maximum.default, _aten.minimum.default),
+)
+
+
+@quirk(
+    WORKAROUNDS,
+    example=_example(
+        lambda x: ((torch.arange(8) < 4) != (torch.arange(8) < 6)) | torch.maximum(torch.arange(8) < 0, x > 3),
+        torch.arange(8.0),
+    ),
+)
+def compare_truth_values(job: Job) -> None:
+    """Compare truth values that come of known numbers: Inductor asks which of their bounds is less, which raises a TypeError."""
+    if any(
+        node.target in _COMPARING and node.args[0].meta["val"].dtype is torch.bool  # type: ignore[union-attr]
+        for node in job.graph.graph.nodes
+    ):
+        job.during.append(private_arithmetic.bounds_of_truth_values)
+
+
 #: Operators whose kernels look at the numbers that they are given, and refuse some.
 LOOKING = (_aten.binary_cross_entropy.default,)
 

@@ -56,6 +56,26 @@ def test_whole_numbers_wrap_and_count_as_in_eager() -> None:
     _compare(program, torch.full((4, 5), -(2**15), dtype=torch.int16) + 1 - torch.eye(4, 5, dtype=torch.int16))
 
 
+def test_truth_values_of_known_numbers_are_compared() -> None:
+    def program(x: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        known, more = torch.arange(8) < 4, torch.arange(8.0) > -1
+        extremes = torch.maximum(known, more), torch.minimum(known, x > 0.5)
+        return known != more, known == more, more == (x > 0.5), *extremes, x * (torch.arange(8.0) % -3)
+
+    _compare(program, torch.linspace(0, 1, 8))
+
+
+def test_sine_positions_of_detection_transformers() -> None:
+    """Their frequencies are computed from a row of numbers that is divided and rounded down."""
+
+    def program(x: torch.Tensor) -> torch.Tensor:
+        steps = torch.arange(8, dtype=torch.int64).to(torch.float32)
+        at = x[..., None] / 10000 ** (2 * torch.div(steps, 2, rounding_mode="floor") / 8)
+        return torch.stack((at[..., 0::2].sin(), at[..., 1::2].cos()), dim=-1).flatten(-2)
+
+    _compare(program, torch.linspace(0, 1, 15).view(3, 5))
+
+
 def test_products_of_whole_numbers_have_their_type() -> None:
     one, other, vector = (torch.full(size, 100, dtype=torch.int8) for size in ((2, 3, 4), (2, 4, 4), (4,)))
 
