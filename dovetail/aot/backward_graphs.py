@@ -32,7 +32,7 @@ def taking(run: FlatCallable, order: Sequence[int]) -> FlatCallable:
 class BackwardGraphs:
     """Backward callables by pattern of defined tangents; see :class:`dovetail.runtime.function.Backward`.
 
-    ``lower(graph, is_sealed)`` compiles one graph. ``count`` is the number of gradients.
+    ``lower(graph, is_sealed)`` compiles one graph. ``count`` is the number of gradients. ``used``: patterns that were asked for.
     """
 
     def __init__(
@@ -45,18 +45,18 @@ class BackwardGraphs:
         self._count = count
         self._lower = lower
         self._compiled: dict[Pattern, FlatCallable] = {}
+        self.used: dict[Pattern, None] = {}
         self._lock = threading.Lock()
         self._is_sealed = False
 
     def __call__(self, defined: Pattern) -> FlatCallable:
         """The callable for a pattern; compiles it first where that was not done yet."""
-        found = self._compiled.get(defined)
-        if found is None:
+        self.used[defined] = None
+        if defined not in self._compiled:
             with self._lock:
-                found = self._compiled.get(defined)
-                if found is None:
-                    found = self._compiled[defined] = self._compile(defined)
-        return found
+                if defined not in self._compiled:
+                    self._compiled[defined] = self._compile(defined)
+        return self._compiled[defined]
 
     def graph_of(self, defined: Pattern) -> tuple[torch.fx.GraphModule, Sequence[int]] | None:
         """The graph for a pattern of defined tangents, and which of the saved values and tangents it takes, in order."""
@@ -75,7 +75,7 @@ class BackwardGraphs:
     def seal(self, expected: Pattern) -> None:
         """Compile the graph for the pattern that is expected. From here on, nothing may be assumed about sizes any more."""
         if self._backward is not None:
-            self(expected)
+            self._compiled[expected] = self._compile(expected)
         self._is_sealed = True
 
     def _compile(self, defined: Pattern) -> FlatCallable:

@@ -229,7 +229,7 @@ def lower_backward(lowering: Lowering) -> Lowering:
                 return _lowered(lowering.with_(backend=lookup_backend("aten")), unit, details)
 
     backward = BackwardGraphs(parts.backward, joint.num_primals + len(lowering.reused), lower)
-    backward.seal(expected_pattern(joint))
+    backward.seal(lowering.settings.expected or expected_pattern(joint))
     return lowering.with_(backward=backward)
 
 

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 import torch
 
-from dovetail.aot.backward_graphs import BackwardGraphs, FlatCallable
+from dovetail.aot.backward_graphs import BackwardGraphs, FlatCallable, Pattern
 from dovetail.aot.joint_graph import JointGraph, Pass
 from dovetail.aot.partition import ChooseSaved, PartitionedGraph
 from dovetail.backends import Backend
@@ -64,7 +64,8 @@ class CompileSettings:
     """The settings that the caller of ``compile_joint`` gives.
 
     ``may_run_once``: the caller makes one entry of many, which may never be used again. ``find_reused`` gives values that the
-    caller hands in as further inputs. ``guarded_inputs``: guards look at the inputs right before each forward.
+    caller hands in as further inputs. ``guarded_inputs``: guards look at the inputs right before each forward. ``expected``: the
+    pattern of tangents that the backward is compiled for first, where it is known.
     """
 
     options: Mapping[str, Any] = field(default_factory=dict)
@@ -74,6 +75,7 @@ class CompileSettings:
     may_run_once: bool = False
     find_reused: FindReused | None = None
     guarded_inputs: bool = False
+    expected: Pattern | None = None
 
 
 @dataclass(frozen=True, eq=False)

@@ -146,10 +146,11 @@ def take(key: str, lowering: Lowering) -> CompiledGraph | None:
     if prepared.joint is not lowering.joint or prepared.write_backs:
         return None
     try:
-        digest, gradients, *data = json.loads(content)
+        digest, gradients, pattern, *data = json.loads(content)
         parts = [_Part.checked(*item) for item in data]
         calls = [_called(part) for part in parts]
         is_whole = len(parts) == len(_kinds(prepared)) and gradients == _gradients(prepared)
+        prepared = _with_expected(prepared, pattern)
     except Exception:  # noqa: BLE001  (whatever lies under the key: the steps are run, and the entry written anew)
         return None
     found = [call for call in calls if call is not None]
@@ -165,6 +166,18 @@ def _called(part: _Part) -> FlatCallable | None:
     call = take_code(part.code)
     strides = [None if item is None else tuple(item) for item in part.strides]
     return None if call is None else guard_outputs(resolving(call, part.resolved), strides)
+
+
+def _expected(lowering: Lowering) -> Pattern:
+    """The tangents that the backward in an entry is for."""
+    return lowering.settings.expected or expected_pattern(lowering.joint)
+
+
+def _with_expected(prepared: Lowering, pattern: Any) -> Lowering:
+    """The compilation for the tangents that an entry names; raises ``TypeError`` for what means nothing."""
+    if len(pattern) != len(prepared.joint.tangents) or any(type(flag) is not bool for flag in pattern):
+        raise TypeError
+    return prepared.with_(settings=dataclasses.replace(prepared.settings, expected=tuple(pattern)))
 
 
 def _gradients(lowering: Lowering) -> list[list[int] | None]:
@@ -190,7 +203,7 @@ class _Kept:
         forward = self._wrapped(0, "forward" if is_training else "inference", self._forward_graph)
         backward = None
         if is_training:
-            pattern = expected_pattern(self._prepared.joint)
+            pattern = _expected(self._prepared)
             last = self._wrapped(1, "backward", lambda: self._backward_graph(pattern))
             order = self._parts[1].order
             backward = _KeptBackward(pattern, last if order is None else taking(last, order), self.complete)
@@ -273,7 +286,8 @@ def keep(key: str | None, lowering: Lowering) -> None:
     kinds = _kinds(lowering)
     try:
         parts = [part for kind in kinds if (part := _kept(lowering, kind)) is not None]
-        data = [_digest(lowering), _gradients(lowering), *(list(vars(part).values()) for part in parts)]
+        given = [_digest(lowering), _gradients(lowering), _expected(lowering)]
+        data = [*given, *(list(vars(part).values()) for part in parts)]
     except Exception:  # noqa: BLE001  (what cannot be written down is not kept: the kernels are there)
         return
     if len(parts) == len(kinds):
@@ -287,7 +301,7 @@ def _kept(lowering: Lowering, kind: Kind) -> _Part | None:
         return None
     graph, order = lowering.parts.forward, None
     if kind == "backward":
-        found = None if lowering.backward is None else lowering.backward.graph_of(expected_pattern(lowering.joint))
+        found = None if lowering.backward is None else lowering.backward.graph_of(_expected(lowering))
         if found is None:
             return None
         graph, taken = found

@@ -29,7 +29,7 @@ from typing import Any
 import torch
 
 from dovetail import cache
-from dovetail.aot.backward_graphs import taking
+from dovetail.aot.backward_graphs import Pattern, taking
 from dovetail.aot.compile_joint import run_steps
 from dovetail.aot.compiled_graph import CompiledGraph
 from dovetail.aot.joint_graph import JointGraph
@@ -264,9 +264,19 @@ class SwappingRun:
         if lowering is not None:
             with private_state.preserved_rng_state(), self._sizes, stage("making graphs for the backend"):
                 self._key = kept_steps.key_of_steps(lowering)
-                self._second = run_steps(self._for_backend(lowering))
+                used = self._patterns()
+                self._second = run_steps(self._for_backend(lowering, used[0] if used else None))
+                backward = self._second.lowering.backward
+                if backward is not None:
+                    for pattern in used[1:]:
+                        backward(pattern)
 
-    def _for_backend(self, lowering: Lowering) -> Lowering:
+    def _patterns(self) -> Sequence[Pattern]:
+        """The tangents of the backwards that have run on tier 0."""
+        backward = self._first.lowering.backward
+        return [] if backward is None else [item for item in list(backward.used) if any(item)]
+
+    def _for_backend(self, lowering: Lowering, expected: Pattern | None) -> Lowering:
         """The compilation with a backend that puts off compiling, for the further inputs that tier 0 takes."""
         settings, offered = lowering.settings, set(self._first.lowering.reused)
         find = settings.find_reused
@@ -276,6 +286,7 @@ class SwappingRun:
                 return {node: number for node, number in find(joint).items() if number in offered}
 
             settings = dataclasses.replace(settings, find_reused=find_offered)
+        settings = dataclasses.replace(settings, expected=expected)
         return lowering.with_(backend=self._collector.backend, settings=settings)
 
     def _look(self) -> None:

@@ -142,6 +142,16 @@ def test_other_tangents_where_code_and_compiler_have_gone(
         same(gradients(plain, leaf(3, 4), only=only), found, exact=False)
 
 
+def test_the_backward_of_an_entry_is_for_the_tangents_that_were_known() -> None:
+    known = (True, False, True)
+    once(_several, leaf(3, 4), expected=known)
+    compiled = once(_several, leaf(3, 4))
+    assert compiled.lowering.backward is not None and list(compiled.lowering.backward._compiled) == [known]
+    plain = lowering_of(_several, leaf(3, 4)).joint.compile("aten")
+    for only in (0, 1, 2, None):
+        same(gradients(plain, leaf(3, 4), only=only), gradients(compiled, leaf(3, 4), only=only), exact=False)
+
+
 def test_other_tangents_have_their_backward() -> None:
     compiled = twice(_several, leaf(3, 4))
     plain = lowering_of(_several, leaf(3, 4)).joint.compile("aten")

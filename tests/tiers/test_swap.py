@@ -114,6 +114,46 @@ def test_a_backward_runs_on_the_tier_of_its_forward(background: FakeWorker, slow
     assert slow.ran == ["forward", "backward"]
 
 
+class _WithScores(nn.Module):
+    """A model whose second result, a number, looks like the loss, which it is only a part of."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.first, self.second = nn.Linear(6, 8), nn.Linear(8, 3)
+
+    def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        hidden = silu(self.first(x))
+        return self.second(hidden), hidden.square().mean()
+
+
+def _used(used: str, model: Any, step: int) -> Tensor:
+    torch.manual_seed(step)
+    result, score = model(torch.randn(5, 6))
+    loss = result.square().sum()
+    for part in {"result": [loss], "score": [score], "both": [loss + score], "each": [loss, score]}[used]:
+        part.backward(retain_graph=True)
+    return loss.detach()
+
+
+@pytest.mark.parametrize(("used", "backwards"), [("both", 1), ("score", 1), ("result", 1), ("each", 2)])
+def test_the_backward_of_the_results_that_are_used_is_compiled_in_the_background(
+    background: FakeWorker, slow: SlowBackend, used: str, backwards: int
+) -> None:
+    eager, model = _WithScores(), _WithScores()
+    compiled = dovetail.compile(model, backend=NAME, fullgraph=True)
+    for step in range(8):
+        same(_used(used, eager, step), _used(used, compiled, step), exact=False)
+        compare_modules(eager, model, "model", exact=False)
+        if step == 2:
+            dovetail.wait(compiled, 0)
+            background.answer_all()
+            dovetail.wait(compiled)
+            count = len(slow.compiled)
+    assert [graph["kind"] for graph in background.jobs[0].data["graphs"]] == ["forward"] + ["backward"] * backwards
+    assert len(slow.compiled) == count
+
+
 def test_a_graph_that_is_called_once_is_never_compiled(background: FakeWorker, slow: SlowBackend) -> None:
     dovetail.compile(torch.sin, backend=NAME)(torch.ones(2))
     assert not background.jobs
