@@ -148,17 +148,24 @@ class _Decomposer(torch.fx.Interpreter):
             return value
         self.tracer.origin = node
         strides, sizes = wanted.stride(), value.shape
-        if any(type(item) is not int for item in (*strides, *sizes, *value.stride())):
+        if any(map(private_sizes.is_data_number, (*strides, *sizes, *value.stride()))):
             return value
-        if all(size <= 1 or a == b for size, a, b in zip(sizes, strides, value.stride(), strict=True)):
+        # Expressions, not numbers: a comparison of symbolic numbers would become a guard.
+        steps, actual, small = (
+            [private_sizes.expression_of(item) for item in numbers]
+            for numbers in (strides, value.stride(), [torch.sym_max(size, 1) for size in sizes])
+        )
+        if all(size == 1 or a == b for size, a, b in zip(small, steps, actual, strict=True)):
             return value
-        order = sorted(range(value.dim()), key=lambda dim: (strides[dim], sizes[dim] != 1), reverse=True)
+        order = sorted(
+            range(value.dim()), key=lambda dim: (private_sizes.hint(strides[dim]), small[dim] != 1), reverse=True
+        )
         step = 1
         for dim in reversed(order):
-            if sizes[dim] != 1 and strides[dim] != step:
+            if small[dim] != 1 and steps[dim] != step:
                 # Gaps or overlaps: only a view has such strides, and views are laid out by their base.
                 return value
-            step *= sizes[dim]
+            step *= small[dim]
         aten = torch.ops.aten
         packed = aten.clone.default(aten.permute.default(value, order), memory_format=torch.contiguous_format)
         back = [order.index(dim) for dim in range(value.dim())]

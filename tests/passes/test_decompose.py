@@ -5,8 +5,10 @@ from __future__ import annotations
 import pytest
 import torch
 
+import dovetail
 from dovetail.backends.aten import compile_aten
 from dovetail.backends.inductor.decompositions import wanted_decompositions
+from dovetail.backends.protocol import Backend
 from dovetail.errors import GraphInvalidError
 from dovetail.passes.decompose import clean_views, decompose_graph
 from tests.backends.graphs import make_graph, mlp, mlp_inputs
@@ -61,6 +63,24 @@ def test_strides_of_outputs_are_kept():
     assert new.graph.output_node().args[0][0].meta["val"].stride() == (1, 2)
     (out,) = compile_aten(new)([turned(torch.ones(2, 3))])
     assert out.stride() == (1, 2)
+
+
+def test_symbolic_strides_of_outputs_are_kept():
+    def laid_out_as_its_input(x, *args):
+        return (x - x.mean((0, 2, 3), keepdim=True)) * 1, x.new_ones(x.shape[1]), x.new_ones(x.shape[1])
+
+    table = {torch.ops.aten.native_batch_norm.default: laid_out_as_its_input}
+    table[torch.ops.aten._native_batch_norm_legit.no_stats] = laid_out_as_its_input
+    backend = Backend("laid out", compile_aten, decompositions=lambda: table)
+    compiled = dovetail.compile(
+        lambda x: torch.nn.functional.batch_norm(x, None, None, training=True),
+        backend=backend,
+        dynamic=True,
+        fullgraph=True,
+    )
+    for rows in (2, 5):
+        assert compiled(torch.randn(rows, 4, 3, 6).transpose(2, 3)).stride() == (72, 18, 3, 1)
+    assert compiled(torch.randn(4, 3, 3, 6).transpose(0, 1)).stride() == (72, 18, 6, 1)
 
 
 def test_in_place_decomposition_is_refused():
