@@ -79,7 +79,9 @@ def divided_down(one: Any, other: Any) -> Any:
         return NotImplemented
     dividend, divisor = pair
     rest, quotient = torch.fmod(dividend, divisor), dividend / divisor
-    exact = (dividend - rest) / divisor
+    # The vectorised remainder is not a number where the quotient overflows.
+    overflows = quotient.isinf() & ~dividend.isinf()
+    exact = torch.where(overflows, dividend, dividend - rest) / divisor
     exact = torch.where(_has_other_side(rest, divisor), exact - 1, exact)
     down = torch.floor(exact)
     down = torch.where(exact - down > 0.5, down + 1, down)
@@ -176,8 +178,8 @@ def arithmetic(table: Mapping[Any, Rule]) -> dict[Any, Rule]:
     return found
 
 
-def _example(function: Callable[..., Any], *arguments: Any) -> Callable[[], Example]:
-    return lambda: Example(function, [arguments] * 2, order=0, exact=False, options={"backend": "inductor"})
+def _example(function: Callable[..., Any], *arguments: Any, **more: Any) -> Callable[[], Example]:
+    return lambda: Example(function, [arguments] * 2, order=0, exact=False, options={"backend": "inductor"}, **more)
 
 
 def _has(job: Job, *targets: Any) -> bool:
@@ -275,3 +277,16 @@ def look_at_probabilities(job: Job) -> None:
     found = {target for target in LOOKING if _has(job, target)}
     if found:
         job.before.append(lambda: private_inductor.inductor_runs_as_is(found, instead=True))
+
+
+def _next(x: torch.Tensor) -> torch.Tensor:
+    y = x.bfloat16()
+    return torch.nextafter(y, y + 1) > y
+
+
+@quirk(WORKAROUNDS, example=_example(_next, torch.ones(33), stays=True))
+def take_steps_by_kernel(job: Job) -> None:
+    """Take the next number of half precision by eager's kernel: the next one of single precision, rounded, is the number itself."""
+    steps = job.graph.graph.find_nodes(op="call_function", target=_aten.nextafter.default)
+    if any(node.meta["val"].dtype.itemsize == 2 for node in steps):
+        job.before.append(lambda: private_inductor.inductor_runs_as_is({_aten.nextafter.default}, instead=True))

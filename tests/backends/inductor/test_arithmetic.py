@@ -44,6 +44,18 @@ def test_quotients_are_rounded_down_as_in_python(dtype: torch.dtype) -> None:
     _compare(lambda x, y: [item.signbit() & (item == 0) for item in program(x, y)], one, other)
 
 
+def test_a_quotient_that_overflows_is_rounded_down_to_infinity() -> None:
+    x, y = torch.tensor([3e38, -3e38, 2.5] * 12), torch.tensor([0.5, 0.3, 5e-39] * 12)
+    _compare(lambda x, y: (x // y, torch.div(x, -y, rounding_mode="floor"), x // 0.3), x, y)
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32])
+@pytest.mark.sampled(1)
+def test_the_next_number_is_one_of_the_type(dtype: torch.dtype) -> None:
+    x = torch.tensor([1.0, -2.0, 0.0, 0.1], dtype=dtype)
+    _compare(lambda x: (torch.nextafter(x, x + 1), torch.nextafter(x * 2, x)), x)
+
+
 def test_small_and_large_numbers_keep_their_digits() -> None:
     x = torch.tensor([1e-30, -1e-8, 1e-4, 0.5, -0.9, 3e38, 1.5, _INF, -_INF, _NAN, 0.0, -0.0, 1.0, 1.0001, 2e9, 1e20])
     _compare(lambda x: (torch.expm1(x), torch.atanh(x), torch.acosh(x), x**-0.5), x)
