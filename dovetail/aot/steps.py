@@ -63,9 +63,8 @@ class Place(Generic[Hook]):
 class CompileSettings:
     """The settings that the caller of ``compile_joint`` gives.
 
-    ``may_run_once``: the caller makes one entry of many, which may never be used again. ``find_reused`` gives values that the
-    caller hands in as further inputs. ``guarded_inputs``: guards look at the inputs right before each forward. ``expected``: the
-    pattern of tangents that the backward is compiled for first, where it is known.
+    ``may_run_once``: the entry may never be used again. ``find_reused`` gives values that the caller hands in as further inputs.
+    ``guarded_inputs``: guards look at the inputs right before each forward. ``expected``: the tangents of the backward, if known.
     """
 
     options: Mapping[str, Any] = field(default_factory=dict)
