@@ -271,6 +271,40 @@ def reads_stay_behind_writes() -> contextlib.AbstractContextManager[None]:
     return _instead(SchedulerNode, "recompute_size_and_body", renaming, True)
 
 
+def what_is_put_is_kept_apart() -> contextlib.AbstractContextManager[None]:
+    """In the block, numbers that Inductor puts into a buffer in place, and their indices, are copied where they lie in that buffer.
+
+    Inductor asks only for numbers that are computed of the buffer, not for parts of it, and before the buffer has a name.
+    """
+    from torch._inductor import ir, lowering
+
+    def base(item: Any) -> Any:
+        return item.data.unwrap_view() if isinstance(item.data, ir.BaseView) else item.data
+
+    def lies_in(item: Any, buffer: Any) -> bool:
+        if not isinstance(item, ir.TensorBox):
+            return False
+        return base(item) is base(buffer) or ir.try_get_name(base(buffer)) in item.get_read_names()
+
+    def apart(put: Any) -> Any:
+        def put_copies(buffer: Any, indices: Any, values: Any, *args: Any, **kwargs: Any) -> Any:
+            def copied(item: Any) -> Any:
+                if not lies_in(item, buffer):
+                    return item
+                buffer.realize()
+                copy = lowering.clone(item)
+                copy.realize()
+                return copy
+
+            if kwargs.get("may_realize"):
+                indices, values = [copied(item) for item in indices], copied(values)
+            return put(buffer, indices, values, *args, **kwargs)
+
+        return put_copies
+
+    return _instead(lowering, "index_put_impl_", apart)
+
+
 def inputs_are_not_asserted() -> contextlib.AbstractContextManager[None]:
     """In the block, Inductor generates code that does not look at the sizes and strides of its inputs again.
 

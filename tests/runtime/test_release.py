@@ -680,3 +680,25 @@ def test_memory_does_not_grow_over_two_thousand_calls(order: int) -> None:
     gc.collect()
     # A call that held on to one of its activations would take 16 MiB.
     assert resident_bytes() - before < 4 << 20
+
+
+@pytest.mark.parametrize("is_viewed", [False, True])
+def test_a_gradient_of_what_a_backward_inside_has_freed_is_eagers_error(is_viewed: bool) -> None:
+    """For inputs that are named, with ``allow_unused`` too: no gradient at all would pass for "not used"."""
+    weight = torch.ones(3, requires_grad=True)
+
+    def step(x: Tensor) -> Tensor:
+        hidden = (weight * x).sin()
+        hidden.mean().backward()
+        return hidden[:2] if is_viewed else hidden
+
+    for x in (torch.ones(3), torch.ones(3, requires_grad=True)):
+        inputs = [item for item in (weight, x) if item.requires_grad]
+        for function in (step, on_aten(step)):
+            for options in ({}, {"inputs": inputs}):
+                result = function(x).sum()
+                with pytest.raises(RuntimeError, match="second time"):
+                    result.backward(**options)
+            result = function(x).sum()
+            with pytest.raises(RuntimeError, match="second time"):
+                torch.autograd.grad(result, inputs, allow_unused=True)

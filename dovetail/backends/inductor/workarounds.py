@@ -133,6 +133,9 @@ def scale_before_adding(job: Job) -> None:
         if is_plain or not isinstance(second, torch.fx.Node) or not isinstance(second.meta["val"], torch.Tensor):
             continue
         dtype, value = node.meta["val"].dtype, second.meta["val"]
+        if dtype == torch.bool:
+            # A product with a number would be a number.
+            factor = bool(factor)
         steps = [(torch.ops.prims.convert_element_type.default, dtype)] if value.dtype != dtype else []
         with job.graph.graph.inserting_before(node):
             for target, argument in [*steps, (torch.ops.aten.mul.Tensor, factor)]:
@@ -314,6 +317,25 @@ WORKAROUNDS.append(give_sizes_as_inputs)
 def keep_reads_behind_writes(job: Job) -> None:
     """Kernels that read a written buffer run after the write (see :func:`private_inductor.reads_stay_behind_writes`)."""
     job.during.append(private_inductor.reads_stay_behind_writes)
+
+
+def _added_to_itself(x: torch.Tensor) -> torch.Tensor:
+    y = x.sqrt()
+    return y.index_add(0, torch.tensor([1, 1]), y[:2])
+
+
+_PUTS = (torch.ops.aten.index_put.default, torch.ops.aten._unsafe_index_put.default)
+
+
+@quirk(WORKAROUNDS, example=_example(_added_to_itself, (4, 5)))
+def put_copies_of_parts(job: Job) -> None:
+    """Put copies of what lies in the tensor that it is put into (``index_add``, ``index_put``).
+
+    Inductor writes in place to a tensor that nobody reads later, and read there what it had written: a row that was added twice
+    was added to itself.
+    """
+    if any(node.target in _PUTS for node in job.graph.graph.nodes):
+        job.during.append(private_inductor.what_is_put_is_kept_apart)
 
 
 def _writing_operator() -> Any:

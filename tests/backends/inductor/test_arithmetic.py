@@ -88,6 +88,16 @@ def test_sine_positions_of_detection_transformers() -> None:
     _compare(program, torch.linspace(0, 1, 15).view(3, 5))
 
 
+def test_a_scaled_truth_value_is_one() -> None:
+    one, other = torch.tensor([True, False, True, False] * 5), torch.tensor([True, True, False, False] * 5)
+
+    def program(one: torch.Tensor, other: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        both = torch.add(one, other, alpha=2)
+        return both, both == other, torch.add(one, other, alpha=0), both.sum()
+
+    _compare(program, one, other)
+
+
 def test_products_of_whole_numbers_have_their_type() -> None:
     one, other, vector = (torch.full(size, 100, dtype=torch.int8) for size in ((2, 3, 4), (2, 4, 4), (4,)))
 

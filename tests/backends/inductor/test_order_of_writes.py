@@ -88,3 +88,28 @@ def test_a_layer_of_a_transformer_that_trains() -> None:
         torch.testing.assert_close(losses[0], losses[1])
         for one, other in zip(layer.parameters(), twin.parameters(), strict=True):
             torch.testing.assert_close(one.grad, other.grad)
+
+
+TWICE = torch.tensor([1, 1])
+#: A tensor that nobody reads later is written in place, with numbers or indices that lie in it.
+OWN_PARTS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
+    "rows": lambda y: y.index_add(0, TWICE, y[:2]),
+    "all": lambda y: y.index_add(0, torch.tensor([1, 1, 0, 0]), y),
+    "columns": lambda y: y.t().index_add(0, TWICE, y.t()[:2]),
+    "several": lambda y: torch.stack([y.index_add(0, TWICE, y[:2]), y.index_put((TWICE,), y[2:], accumulate=True)]),
+    "moved": lambda y: y.cumsum(0).index_put((torch.tensor([1, 2, 3]),), y.cumsum(0)[:3]),
+    "indices": lambda y: (y[:, 0].long() * 0 + torch.arange(4).flip(0)).index_put((y[:2, 0].long(),), y[2:, 0].long()),
+}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", OWN_PARTS)
+@pytest.mark.sampled(2)
+def test_parts_are_put_into_their_own_tensor(name: str) -> None:
+    def program(x: torch.Tensor) -> torch.Tensor:
+        return OWN_PARTS[name](x.sqrt())
+
+    compiled = dovetail.compile(program, backend="inductor", tiers="wait", fullgraph=True)
+    x = torch.arange(20.0).view(4, 5) % 7 + 1
+    for needs_gradient in (True, False):
+        compare_call(program, compiled, (x.clone().requires_grad_(needs_gradient),), exact=False)
