@@ -39,7 +39,7 @@ class _Freed(torch.autograd.Function):
     """A tensor whose graph was freed by a backward inside of the compiled function."""
 
     @staticmethod
-    def forward(ctx: Any, anchor: torch.Tensor, holder: Tensors) -> torch.Tensor:
+    def forward(ctx: Any, holder: Tensors, *sources: torch.Tensor) -> torch.Tensor:
         return holder[0]
 
     @staticmethod
@@ -47,11 +47,11 @@ class _Freed(torch.autograd.Function):
         raise RuntimeError(FREED)
 
 
-def freed(value: torch.Tensor) -> torch.Tensor:
-    """The tensor as eager leaves it after a backward: it requires a gradient, and to ask for one is eager's error."""
+def freed(value: torch.Tensor, inputs: Tensors) -> torch.Tensor:
+    """A result of the call as eager leaves it after a backward: it requires a gradient, and to ask for one is eager's error."""
+    sources = [item for item in inputs if item.requires_grad] or [torch.empty((), requires_grad=True)]
     with torch.enable_grad():
-        result: torch.Tensor = _Freed.apply(torch.empty((), requires_grad=True), [value.detach()])  # type: ignore[no-untyped-call]
-    return result
+        return _Freed.apply([value.detach()], *sources)  # type: ignore[no-any-return, no-untyped-call]
 
 
 def is_inside(spec: RuntimeSpec, item: OutputDependency) -> bool:
@@ -157,7 +157,7 @@ class Epilogue:
         if isinstance(output, FreshOutput):
             fresh = outputs[output.index]
             if output.is_freed:
-                return freed(fresh)
+                return freed(fresh, inputs)
             return fresh.requires_grad_() if output.is_leaf else fresh
         if isinstance(output, InputOutput):
             return inputs[output.index]
