@@ -139,7 +139,11 @@ class GraphReader:
                 return environment.create_unbacked_symfloat()
         if takes_only_floats(name):
             raise ArtefactError(f"{name} is given no float")
-        return function(*arguments)
+        result = function(*arguments)
+        if type(result) is int and abs(result) >> 63:
+            # A chain of products would double the digits at each step.
+            raise ArtefactError(f"{name} makes a number that no size can be")
+        return result
 
 
 _NO_PROGRAM = Program((), (), (), ("the graph was loaded from a file, without its program",))

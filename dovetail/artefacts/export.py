@@ -21,9 +21,9 @@ from dovetail.artefacts.kernels import kernels_of
 from dovetail.artefacts.schema import validate
 from dovetail.artefacts.size_expressions import depends_on_data, encode_expression, encode_size
 from dovetail.artefacts.specs import derivative_order, encode_descriptor, encode_result, encode_spec, name_of_input
-from dovetail.errors import ArtefactError
+from dovetail.errors import ArtefactError, OptionError
 from dovetail.guards import ItemSource
-from dovetail.guards.source import FETCH_ERRORS
+from dovetail.guards.reading import FETCH_ERRORS, short
 from dovetail.runtime.effects import EffectRecipe
 from dovetail.runtime.recipe import ConstantItem, Recipe, TensorItem
 from dovetail.runtime.spec import InputOutput
@@ -53,8 +53,8 @@ def export_joint(
     as ``model.state_dict()``); names that are no input of the graph are left out. ``"current"`` stands for those that the captured
     function finds now by itself, such as its weights and the state of its optimizer: only its arguments stay open. With
     ``kernels``, Inductor compiles the graph for this machine, and the machine code lies beside it. ``state`` may be None or
-    closed. Raises :class:`ArtefactError` for a graph that cannot be written as data, and with ``kernels`` for one whose kernels
-    are not kept on disk: nothing is written then. The calling tree::
+    closed. Raises :class:`OptionError` for other ``values``, and :class:`ArtefactError` for a graph that cannot be written as
+    data, or with ``kernels`` for one whose kernels are not kept on disk: nothing is written then. The calling tree::
 
         export_joint
         +-- _check_capture       refuses calls that do more than a file can hold
@@ -70,7 +70,7 @@ def export_joint(
     _check_capture(joint)
     numbers, symbols = _symbols(joint)
     inputs = _named_apart(joint.input_descriptors)
-    given = _current(joint, inputs) if values == "current" else values or {}
+    given = _given(joint, inputs, values)
     tensors: dict[str, torch.Tensor] = {}
     payload = {
         "nodes": [_node(node, joint, numbers, tensors) for node in joint.graph.nodes if node.op != "output"],
@@ -217,6 +217,14 @@ def _named_apart(descriptors: Sequence[Descriptor]) -> list[Descriptor]:
         is_again = isinstance(item, UserInput) and seen[item] > 1
         found.append(dataclasses.replace(item, path=f"{item.path} ({seen[item]})") if is_again else item)  # type: ignore[attr-defined, call-arg]
     return found
+
+
+def _given(joint: JointGraph, inputs: Sequence[Descriptor], values: Values | None) -> Mapping[str, torch.Tensor]:
+    if values is None or isinstance(values, Mapping):
+        return values or {}
+    if values != "current":
+        raise OptionError(f"values must be tensors by name, 'current' or None, not {short(values)}")
+    return _current(joint, inputs)
 
 
 def _current(joint: JointGraph, inputs: Sequence[Descriptor]) -> dict[str, torch.Tensor]:

@@ -334,6 +334,8 @@ def test_the_values_that_the_function_finds_by_itself_go_along(tmp_path: Path) -
         assert torch.equal(loaded(x), step(x))
     again = loaded.joint.export(tmp_path / "again", values=loaded.state)
     assert torch.equal(dovetail.load(again)(x), step(x))
+    with pytest.raises(errors.OptionError, match="not 'weight'"):
+        joint.export(tmp_path / "third", values="weight")  # type: ignore[arg-type]
     with pytest.raises(errors.ArtefactError, match="no function to read values from"):
         loaded.joint.export(tmp_path / "third", values="current")
 
@@ -401,6 +403,7 @@ def insert(graph: dict[str, Any], target: str, *args: Any) -> None:
 EDITS: dict[str, Any] = {
     "a text repeated": lambda g: insert(g, "operator.mul", "many", 1 << 39),
     "a list repeated": lambda g: insert(g, "operator.imul", [1], 1 << 39),
+    "a large product": lambda g: insert(g, "operator.mul", 1 << 39, 1 << 39),
     "a large power": lambda g: insert(g, "dovetail.power", 10, 1 << 39),
     "a number too many": lambda g: insert(g, "operator.neg", 1, 2, 3),
     "a number of a text": lambda g: insert(g, "math.sqrt", "4"),
