@@ -49,9 +49,9 @@ class _Freed(torch.autograd.Function):
 
 def freed(value: torch.Tensor, inputs: Tensors) -> torch.Tensor:
     """A result of the call as eager leaves it after a backward: it requires a gradient, and to ask for one is eager's error."""
-    sources = [item for item in inputs if item.requires_grad] or [torch.empty((), requires_grad=True)]
+    edges = [item for item in inputs if getattr(item, "requires_grad", False)] or [torch.empty((), requires_grad=True)]
     with torch.enable_grad():
-        return _Freed.apply([value.detach()], *sources)  # type: ignore[no-any-return, no-untyped-call]
+        return _Freed.apply([value.detach()], *edges)  # type: ignore[no-any-return, no-untyped-call]
 
 
 def is_inside(spec: RuntimeSpec, item: OutputDependency) -> bool:
