@@ -288,16 +288,8 @@ def test_a_step_with_an_optimizer_of_torch(name: str, tmp_path: Path) -> None:
         pytest.skip("this torch does not have it")
     net = torch.nn.Sequential(torch.nn.Linear(4, 8, bias=False), torch.nn.Tanh(), torch.nn.Linear(8, 2, bias=False))
     optimizer = getattr(torch.optim, name)(net.parameters(), lr=0.01, **OPTIMIZERS[name])
-
-    def step(x: torch.Tensor) -> torch.Tensor:
-        loss: torch.Tensor = net(x).square().mean()
-        loss.backward()
-        optimizer.step()
-        optimizer.zero_grad()
-        return loss.detach()
-
-    for _ in range(2):
-        step(torch.randn(6, 4))
+    step = step_of(optimizer, net)
+    step(torch.randn(6, 4))
     loaded = dovetail.load(dovetail.capture(step, (torch.randn(6, 4),)).export(tmp_path / "step"))
     assert len(set(loaded.names)) == len(loaded.names)
     loaded = loaded.bind(values_of(loaded.names[1:], net, optimizer))
