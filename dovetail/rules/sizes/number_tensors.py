@@ -8,6 +8,7 @@ of a size (``x.view(torch.div(x.shape[0], 2, rounding_mode="floor"), -1)``) read
 
 from __future__ import annotations
 
+import contextlib
 import operator
 from collections.abc import Callable
 from typing import Any
@@ -19,6 +20,7 @@ from dovetail.frontend.protocol import TracingInterpreter
 from dovetail.frontend.rules import Arguments, Keywords, method_rule, rule
 from dovetail.frontend.values.leaves import plain_flag
 from dovetail.rules.sizes.places import check_numbers
+from dovetail.rules.torch.branches_on_data import constant_numbers
 from dovetail.torch_private import sizes as private_sizes
 from dovetail.torch_private import tensors as private_tensors
 from dovetail.torch_private.trees import tree_leaves, tree_map
@@ -125,10 +127,17 @@ def _known(interpreter: TracingInterpreter, function: Any, args: tuple[Any, ...]
 
 @method_rule("tolist")
 def _as_list(interpreter: TracingInterpreter, function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """A few numbers, read one by one in the one graph that is asked for: a loop over them would break the graph in each round."""
+    """A few numbers: those that are the same in each call, or in the one graph that is asked for, where they are read one by one
+    (a loop over them would break the graph in each round).
+    """
     given = with_owner(function, args)
-    tensor = given[0] if len(given) == 1 and not kwargs and interpreter.trace.settings.one_graph else None
+    tensor = given[0] if len(given) == 1 and not kwargs else None
     if not isinstance(tensor, torch.Tensor) or any(type(size) is not int for size in tensor.shape):
+        return NotImplemented
+    with contextlib.suppress(CaptureError):
+        if (known := constant_numbers(interpreter.trace, tensor)) is not None:
+            return known
+    if not interpreter.trace.settings.one_graph:
         return NotImplemented
     if tensor.layout != torch.strided or tensor.numel() > _MOST_LISTED:
         return NotImplemented
@@ -149,11 +158,12 @@ def with_owner(function: Any, args: tuple[Any, ...]) -> tuple[Any, ...]:
 
 
 def number_of(interpreter: TracingInterpreter, value: Any) -> Any:
-    """The number in a traced int64 tensor without dimensions that was computed of sizes and numbers alone; None for all else."""
+    """The number in a traced int64 tensor without dimensions that was computed of sizes or numbers alone; None for all else."""
     if not isinstance(value, torch.Tensor) or value.dim() or value.dtype != torch.int64 or value.requires_grad:
         return None
     try:
         number = _evaluate(interpreter.trace.node_of(value))
+        number = constant_numbers(interpreter.trace, value) if number is None else number
     except CaptureError:
         return None
     if number is None or private_sizes.is_data_number(number):

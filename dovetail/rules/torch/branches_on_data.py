@@ -41,6 +41,7 @@ from dovetail.torch_private import calls as private_calls
 from dovetail.torch_private import numbers as private_numbers
 from dovetail.torch_private import operators as private_operators
 from dovetail.torch_private import sizes as private_sizes
+from dovetail.torch_private import tensors as private_tensors
 from dovetail.torch_private import tracing as private_tracing
 from dovetail.trace import ASSUMPTION, Trace
 from dovetail.whole_calls.operator import WHOLE_CALL
@@ -80,15 +81,8 @@ def follow(interpreter: TracingInterpreter, condition: Any, jump: Jump | None) -
     if order is None:
         return NotImplemented
     read = [inputs[node] for node in order if node in inputs]
-    computed: dict[torch.fx.Node, Any] = {item.node: Computed(at) for at, item in enumerate(read)}
-    steps: list[Step] = []
-    for node in order:
-        if node not in inputs:
-            function, given, keywords = _call_of(node, constants)
-            args, kwargs = torch.fx.node.map_arg((given, keywords), computed.__getitem__)
-            steps.append((function, args, kwargs))
-            computed[node] = Computed(len(computed))
-    replay = Replay.shared(tuple((item.real.dtype, item.real.shape) for item in read), tuple(steps))
+    steps = _steps(order, [item.node for item in read], constants)
+    replay = Replay.shared(tuple((item.real.dtype, item.real.shape) for item in read), steps)
     answer = replay.compute([item.real for item in read])
     if answer is None:
         return NotImplemented
@@ -97,6 +91,51 @@ def follow(interpreter: TracingInterpreter, condition: Any, jump: Jump | None) -
         text = f"the branch on {', '.join(source.name for source in sources)}"
         values.guard(ComputedSource(replay, sources, text), Equals(answer), "torch's own code branches on it")
     return answer
+
+
+def constant_numbers(trace: Trace, value: torch.Tensor) -> Any:
+    """``value.tolist()`` of a few numbers that nothing decides which the call was given; None for other tensors.
+
+    Raises :class:`CaptureError` for a tensor that the trace has not made.
+    """
+    if (
+        private_sizes.has_symbols(value)
+        or private_tensors.is_functorch_wrapped(value)
+        or value.numel() > _MOST_ELEMENTS
+    ):
+        return None
+    constants = vars(trace.tracer.root)
+    order = _order(trace.node_of(value), {}, constants)
+    try:
+        with private_tracing.disable_current_modes(), private_calls.no_torch_function():
+            return None if order is None else _run(_steps(order, (), constants), ()).tolist()
+    except _ERRORS:
+        return None
+
+
+def _steps(
+    order: Sequence[torch.fx.Node], read: Sequence[torch.fx.Node], constants: Mapping[str, Any]
+) -> tuple[Step, ...]:
+    """The nodes but for those that are ``read``, as calls with the values by their numbers."""
+    computed: dict[torch.fx.Node, Any] = {node: Computed(at) for at, node in enumerate(read)}
+    steps: list[Step] = []
+    for node in order:
+        if node not in computed:
+            function, given, keywords = _call_of(node, constants)
+            args, kwargs = torch.fx.node.map_arg((given, keywords), computed.__getitem__)
+            steps.append((function, args, kwargs))
+            computed[node] = Computed(len(computed))
+    return tuple(steps)
+
+
+def _run(steps: Sequence[Step], tensors: Sequence[torch.Tensor]) -> Any:
+    """The value of the last step."""
+    with torch.no_grad():
+        values: list[Any] = [tensor.detach() for tensor in tensors]
+        for function, args, kwargs in steps:
+            given = [_filled(item, values) for item in args]
+            values.append(function(*given, **{name: _filled(item, values) for name, item in kwargs.items()}))
+    return values[-1]
 
 
 class Replay:
@@ -143,12 +182,8 @@ class Replay:
     def compute(self, tensors: Sequence[torch.Tensor]) -> bool | None:
         """The truth of the last value, with nothing remembered; None where it cannot be computed."""
         try:
-            with private_tracing.disable_current_modes(), private_calls.no_torch_function(), torch.no_grad():
-                values: list[Any] = [tensor.detach() for tensor in tensors]
-                for function, args, kwargs in self.steps:
-                    given = [_filled(item, values) for item in args]
-                    values.append(function(*given, **{name: _filled(item, values) for name, item in kwargs.items()}))
-                return bool(values[-1])
+            with private_tracing.disable_current_modes(), private_calls.no_torch_function():
+                return bool(_run(self.steps, tensors))
         except _ERRORS:
             return None
 

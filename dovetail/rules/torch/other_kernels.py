@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import operator
 from typing import Any
 
 import torch
 
 from dovetail.frontend.code.frame import Break
 from dovetail.frontend.protocol import TracingInterpreter
-from dovetail.frontend.rules import Arguments, Keywords, method_rule
+from dovetail.frontend.rules import Arguments, Keywords, method_rule, native_rule
 from dovetail.quirks.functionalisation import new_strides, strides_of
 from dovetail.torch_private import state as private_state
 
@@ -40,3 +41,44 @@ def _cast_inside(interpreter: TracingInterpreter, function: Any, args: Arguments
     if private_state.is_any_autocast_on():
         raise Break(f"the kernel of {function.__name__} casts under autocast", "leave autocast for it")
     return NotImplemented
+
+
+@method_rule("matmul", "linalg_matmul", "__matmul__", "__rmatmul__")
+def _product(interpreter: TracingInterpreter, function: Any, args: Arguments, kwargs: Keywords) -> Any:
+    owner = getattr(function, "__self__", None)
+    operands = (owner, *args) if isinstance(owner, torch.Tensor) else args
+    if getattr(function, "__name__", "") == "__rmatmul__":
+        operands = operands[::-1]
+    return (
+        interpreter.native(torch.bmm, _in_batches(*operands), {})
+        if _is_in_batches(interpreter, operands, kwargs)
+        else NotImplemented
+    )
+
+
+@native_rule("_operator")
+def _operator(interpreter: TracingInterpreter, function: Any, args: Arguments, kwargs: Keywords) -> Any:
+    if function in (operator.matmul, operator.imatmul) and _is_in_batches(interpreter, args, kwargs):
+        return torch.bmm(*_in_batches(*args))
+    return function(*args, **kwargs)
+
+
+def _is_in_batches(interpreter: TracingInterpreter, operands: Arguments, kwargs: Keywords) -> bool:
+    """Whether eager multiplies matrix by matrix with one that is the same for the whole batch, and needs no gradient.
+
+    In a trace, torch takes each tensor for one of a subclass, and makes one product of them, which rounds in another way.
+    """
+    if (
+        kwargs
+        or len(operands) != 2
+        or not interpreter.trace.settings.exact
+        or private_state.functorch_level() is not None
+    ):
+        return False
+    first, second = operands
+    are_batches = all(isinstance(item, torch.Tensor) and item.dim() == 3 for item in operands)
+    return are_batches and not second.requires_grad and second.shape[0] == 1 and first.shape[0] != 1
+
+
+def _in_batches(first: torch.Tensor, second: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    return first, second.expand(first.shape[0], -1, -1)

@@ -164,3 +164,64 @@ def test_a_number_of_a_constant_and_of_a_loss_after_its_backward() -> None:
         return loss.item(), ratio.item()
 
     check_calls(step, [(leaf(3),), (leaf(3),)])
+
+
+def _written(x: torch.Tensor) -> list[int]:
+    places = torch.zeros(3, dtype=torch.int64)
+    places[1:] = 2
+    return places.tolist()
+
+
+def _made_longer(x: torch.Tensor) -> list[int]:
+    numbers = torch.tensor([[1, 2], [3, 4]]).tolist()
+    numbers.append([x.dim()])
+    return numbers
+
+
+#: Numbers that no input decides: they are the same in each call, and none of these breaks the graph.
+SAME_IN_EACH_CALL = {
+    "dimensions": lambda x: x.sum(torch.arange(1, len(x.shape)).tolist()),
+    "a factor": lambda x: x * torch.tensor([1.0, 2.5]).tolist()[1],
+    "written to": lambda x: (x, _written(x)),
+    "a list of lists": lambda x: (x, _made_longer(x)),
+    "no dimensions": lambda x: x + torch.tensor(3, dtype=torch.int16).tolist(),
+    "truths": lambda x: (x, (torch.arange(3) > 1).tolist()),
+    "complex numbers": lambda x: (x, torch.tensor([1 + 2j]).tolist()),
+    "nothing": lambda x: (x, torch.empty(0).tolist()),
+    "a maximum": lambda x: x.narrow(0, 0, torch.tensor([1, 2]).max().item()),
+    "a whole number": lambda x: x[: int(torch.tensor([1, 2]).prod())],
+    "half precision": lambda x: (x, torch.linspace(0, 1, 4, dtype=torch.bfloat16).tolist()),
+    "under vmap": lambda x: torch.vmap(lambda row: row * torch.tensor([2.0, 3.0]).tolist()[1])(x),
+}
+
+
+@pytest.mark.parametrize("program", SAME_IN_EACH_CALL.values(), ids=SAME_IN_EACH_CALL)
+def test_numbers_that_are_the_same_in_each_call_are_read_at_capture(program: Callable[[torch.Tensor], Any]) -> None:
+    compiled = check_calls(program, [(leaf(4, 3),), (leaf(4, 3) * 2,), (leaf(6, 3),)])
+    assert not dovetail.events_of(compiled).count("graph break")
+
+
+@pytest.mark.parametrize(
+    "program",
+    [
+        lambda x: (x, torch.rand(3).tolist()),
+        lambda x: (x, torch.randperm(3).tolist()),
+        lambda x: (x, (torch.arange(3) * x.detach().sum().long()).tolist()),
+        lambda x: (x, torch.arange(3).index_fill(0, torch.tensor([1]), int(x.shape[0])).tolist()),
+    ],
+)
+def test_numbers_that_change_are_not(program: Callable[[torch.Tensor], Any]) -> None:
+    with pytest.warns(dovetail.errors.GraphBreakWarning):
+        check_calls(program, [(leaf(4, 3),), (leaf(4, 3) * 2,), (leaf(6, 3),)], fullgraph=False)
+
+
+def test_a_number_of_a_tensor_that_the_program_writes_to_is_read_each_time() -> None:
+    seen = torch.zeros(2, dtype=torch.int64)
+
+    def count(x: torch.Tensor) -> tuple[torch.Tensor, Any]:
+        seen.add_(1)
+        return x * 2, seen.tolist()
+
+    with pytest.warns(dovetail.errors.GraphBreakWarning):
+        compiled = dovetail.compile(count, backend="aten")
+        assert [compiled(torch.ones(2))[1] for _ in range(3)] == [[1, 1], [2, 2], [3, 3]]

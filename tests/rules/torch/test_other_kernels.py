@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import operator
+
 import pytest
 import torch
 
@@ -24,3 +26,30 @@ def test_a_view_filled_with_a_value_that_has_a_gradient() -> None:
 
     x = torch.arange(2000.0).sin().reshape(4, 500).requires_grad_()
     check_calls(fill, [(x, torch.tensor(0.3, requires_grad=True)), (x, torch.tensor(0.3))])
+
+
+@pytest.mark.parametrize("batches", [(5, 1), (1, 5), (1, 1), (5, 5)])
+@pytest.mark.parametrize("needed", [(False, False), (True, False), (False, True), (True, True)])
+def test_products_with_one_matrix_for_the_batch_round_as_eagers(
+    batches: tuple[int, int], needed: tuple[bool, bool]
+) -> None:
+    def products(x: torch.Tensor, y: torch.Tensor) -> list[torch.Tensor]:
+        z = x.exp()
+        z = z @ y
+        return [
+            x @ y.mT,
+            torch.matmul(x, y),
+            x.matmul(y),
+            torch.linalg.matmul(x, y),
+            operator.matmul(x, y),
+            z,
+            x.__matmul__(y),
+        ]
+
+    def made(scale: float) -> tuple[torch.Tensor, ...]:
+        numbers = torch.Generator().manual_seed(0)
+        shapes = [(count, 7, 7) for count in batches]
+        drawn = [torch.randn(shape, generator=numbers) * scale for shape in shapes]
+        return tuple(item.requires_grad_(flag) for item, flag in zip(drawn, needed, strict=True))
+
+    check_calls(products, [made(1.0), made(0.3)])
