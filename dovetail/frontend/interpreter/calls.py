@@ -43,8 +43,9 @@ from dovetail.torch_private import calls as private_calls
 from dovetail.torch_private import operators as private_operators
 from dovetail.torch_private import sizes as private_sizes
 
-_WITH_RULES = (types.BuiltinFunctionType, type, types.FunctionType, types.MethodDescriptorType)
+_WITH_RULES = (types.BuiltinFunctionType, type, types.FunctionType, types.MethodDescriptorType, type(type.__call__))
 _MODULE_CALL = torch.nn.Module.__call__
+_PARTIAL_CALL = functools.partial.__call__
 _OPERATORS = (private_operators.OpOverload, private_operators.OpOverloadPacket)
 
 
@@ -70,8 +71,6 @@ class Calls(TracingInterpreter):
             return self._call_method(function, args, kwargs, direct)
         if isinstance(function, torch.nn.Module):
             return self.call_module(function, args, kwargs, direct)
-        if kind is functools.partial:
-            return self._call_partial(function, args, kwargs, direct)
         if isinstance(function, type):
             return self.call_class(function, args, kwargs)
         if isinstance(function, NATIVE_CALLABLES):
@@ -114,15 +113,16 @@ class Calls(TracingInterpreter):
         return self.call(method.__func__, (owner, *args), kwargs, direct)
 
     def _call_partial(self, function: Any, args: tuple[Any, ...], kwargs: dict[str, Any], direct: bool) -> Any:
-        inner = self.load_attribute(function, "func")
+        names = ("func", "args", "keywords")
         if self.values.source_of(function) is None:
-            return self.call(inner, function.args + args, {**function.keywords, **kwargs}, direct)
-        bound = self.load_attribute(function, "args")
-        bound_kwargs = self.load_attribute(function, "keywords")
+            # A subclass may have other attributes under these names.
+            inner, bound, named = (vars(functools.partial)[name].__get__(function) for name in names)
+            return self.call(inner, bound + args, {**named, **kwargs}, direct)
+        inner, bound, named = (self.load_attribute(function, name) for name in names)
         self.guard_length(bound)
-        self.guard_length(bound_kwargs)
+        self.guard_length(named)
         items = tuple(self.load_item(bound, position) for position in range(len(bound)))
-        keywords = {key: self.load_item(bound_kwargs, key) for key in bound_kwargs}
+        keywords = {key: self.load_item(named, key) for key in named}
         return self.call(inner, items + args, {**keywords, **kwargs}, direct)
 
     def _call_object(self, function: Any, args: tuple[Any, ...], kwargs: dict[str, Any], direct: bool) -> Any:
@@ -134,6 +134,8 @@ class Calls(TracingInterpreter):
         caller, _ = class_attribute(kind, "__call__")
         if isinstance(caller, types.FunctionType):
             return self.call(types.MethodType(caller, function), args, kwargs, direct)
+        if caller is _PARTIAL_CALL and (kind is functools.partial or self.values.source_of(function) is None):
+            return self._call_partial(function, args, kwargs, direct)
         if caller is MISSING:
             raise TypeError(f"{self.call(type, (function,), {}).__name__!r} object is not callable")
         if kind.__module__ in ("typing", "types"):
@@ -145,8 +147,7 @@ class Calls(TracingInterpreter):
     def formatted(self, frame: Frame, value: Any, specification: str) -> str:
         if private_sizes.is_symbolic(value):
             for handler in format_rule:
-                text = handler(self, frame, value, specification)
-                if text is not NotImplemented:
+                if (text := handler(self, frame, value, specification)) is not NotImplemented:
                     return text
         return self.call(format, (value, specification), {})  # type: ignore[no-any-return]
 
@@ -203,8 +204,7 @@ class Calls(TracingInterpreter):
         maker = maker.__func__ if isinstance(maker, staticmethod) else maker
         starter, starter_owner = class_attribute(kind, "__init__")
         is_made_by_python = isinstance(maker, types.FunctionType) or maker is torch.Tensor.__new__
-        is_started_by_python = isinstance(starter, types.FunctionType)
-        is_native = not is_made_by_python and not is_started_by_python
+        is_native = not is_made_by_python and not isinstance(starter, types.FunctionType)
         if isinstance(kind, enum.EnumMeta) or (is_native and issubclass(kind, BaseException)):
             return self.call_native(kind, args, kwargs)
         module = kind.__module__ or ""
@@ -225,10 +225,9 @@ class Calls(TracingInterpreter):
         elif maker is object.__new__:
             instance = object.__new__(kind)
         else:
-            immutable = issubclass(kind, (tuple, frozenset, str, int, float, BaseException))
-            build: Any = kind.__new__
+            immutable = issubclass(kind, (tuple, frozenset, str, int, float, BaseException, functools.partial))
             given = [self.values.for_native(item) for item in args] if immutable else ()
-            instance = self.values.wrap(build(kind, *given))
+            instance = self.values.wrap(kind.__new__(kind, *given))
         if is_made_by_python:
             # Of a class that derives from this one, maybe.
             starter, starter_owner = class_attribute(made, "__init__")

@@ -318,6 +318,8 @@ class NativeCalls(TracingInterpreter):
     def _call_slot(self, owner: Any, function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """A special method of a builtin class, bound to an object."""
         name = function.__name__
+        if name == "__call__" and isinstance(owner, type):
+            return self.make_instance(owner, args, kwargs)
         is_own = name != "__init__" or class_attribute(type(owner), "__init__")[1] is object
         if is_own and not (name == "__setattr__" and isinstance(owner, type)):
             found = self._call_slot_of_object(owner, name, args)

@@ -51,8 +51,7 @@ class Operators(Containers):
         kinds = tuple(PLAIN) if function is operator.is_ else _SYMBOLIC
         if function is operator.getitem or any(type(item) in kinds for item in numbers):
             for handler in number_rule:
-                result = handler(self, function, numbers)
-                if result is not NotImplemented:
+                if (result := handler(self, function, numbers)) is not NotImplemented:
                     return result
         return NotImplemented
 
@@ -62,8 +61,7 @@ class Operators(Containers):
         if result is not NotImplemented:
             return result
         for handler in operator_rule.get(function, ()):
-            result = handler(self, function, operands)
-            if result is not NotImplemented:
+            if (result := handler(self, function, operands)) is not NotImplemented:
                 return result
         if function is operator.contains:
             return self.contains(*operands)
