@@ -95,10 +95,11 @@ class Stores(LookupGuards):
             self._store_instance(target, name, value)
 
     def _store_instance(self, target: Any, name: str, value: Any) -> None:
+        if isinstance(target, threading.local):
+            self.guard_stays_hidden(type(target), name)
+            return self.effects.set_item(self.load_attribute(target, "__dict__"), name, value)
         attributes = instance_dict(target)
         source = self.source_of_owner(target, name)
-        if isinstance(target, threading.local):
-            raise Break("an attribute of a thread-local object is set", "keep it in an object that is no thread's own")
         if attributes is None or source is None:
             try:
                 object.__setattr__(target, name, value)

@@ -15,8 +15,7 @@ import torch
 from dovetail.frontend.code.frame import Break
 from dovetail.frontend.protocol import TracingInterpreter
 from dovetail.frontend.rules import rule
-from dovetail.guards import Identity
-from dovetail.rules.torch.branches_on_data import assert_in_graph, follows_branches, may_assert
+from dovetail.rules.torch.branches_on_data import assert_in_graph, may_assert
 from dovetail.torch_private import calls as private_calls
 from dovetail.torch_private import libraries as private_libraries
 from dovetail.trace import CaptureSettings, Retry
@@ -35,15 +34,3 @@ def _step_if_finite(interpreter: TracingInterpreter, args: tuple[Any, ...], kwar
         is_finite = functools.reduce(torch.logical_and, [item.detach().to("cpu") == 0 for item in found])
     assert_in_graph(is_finite, "the gradients that GradScaler has looked at are finite")
     return interpreter.call(interpreter.load_attribute(optimizer, "step"), tuple(rest), kwargs)
-
-
-@rule(id)
-def _identity(interpreter: TracingInterpreter, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """The scaler keeps what it knows of an optimizer under its identity: a constant as long as it is the same object."""
-    value = args[0] if len(args) == 1 else None
-    source = interpreter.values.source_of(value)
-    is_lasting = not isinstance(value, torch.Tensor) and not interpreter.is_created(value)
-    if source is None or not is_lasting or not follows_branches(interpreter):
-        return interpreter.call_native(id, args, kwargs)
-    interpreter.values.guard(source, Identity(value), "its id() was asked")
-    return id(value)

@@ -30,6 +30,10 @@ def _table_of_this_thread(value: Any) -> Any:
     return _load(value, "__dict__")
 
 
+def _is_set_in_this_thread(value: Any, attribute: str) -> bool:
+    return attribute in _table_of_this_thread(value)
+
+
 def _asked(function: Callable[[], int]) -> int:
     return function()
 
@@ -45,7 +49,16 @@ def _attribute(interpreter: TracingInterpreter, target: Any, name: Any) -> Any:
     if source is not None and is_table and not its_own_look_up:
         interpreter.values.note(own, ComputedSource(_table_of_this_thread, (source,), f"{source.name}.__dict__"))
         return own
-    is_hidden = its_own_look_up or comes_before_the_object(by_class) or interpreter.effects.written(own, name)
+    is_hidden = its_own_look_up or comes_before_the_object(by_class)
+    if not is_hidden and interpreter.effects.written(own, name):
+        is_hidden = name not in own
+        if not is_hidden:
+            return interpreter.load_item(own, name)
+    if source is not None and name not in own and owner is None and not is_hidden:
+        interpreter.guard_not_shadowed(kind, owner, name)
+        is_set = ComputedSource(_is_set_in_this_thread, (source, name), f"{source.name} has {name}")
+        interpreter.values.guard(is_set, Equals(False), "this thread has not set it")
+        raise AttributeError(f"{kind.__name__!r} object has no attribute {name!r}", name=name, obj=target)
     if source is None or name not in own or is_hidden:
         raise Break("an attribute of a thread-local object is read", "read it outside, and hand its value on")
     interpreter.guard_not_shadowed(kind, owner, name)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 import warnings
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 import torch
@@ -201,3 +202,44 @@ def test_the_number_of_the_running_thread(quiet: None) -> None:
     for _ in range(3):
         in_a_thread(check)
         check()
+
+
+def test_what_the_thread_sets_and_has_not_set() -> None:
+    states = [threading.local(), threading.local()]
+
+    def function(state: threading.local, x: torch.Tensor) -> Any:
+        depth = getattr(state, "depth", None)
+        state.depth = 1 if depth is None else depth + 1
+        state.last = x * state.depth
+        return state.last + 1, hasattr(state, "missing"), state.depth
+
+    compiled = dovetail.compile(function, backend="aten", fullgraph=True)
+
+    def check() -> None:
+        for _ in range(3):
+            same(function(states[0], X), compiled(states[1], X))
+            same(vars(states[0]), vars(states[1]))
+
+    for _ in range(2):
+        check()
+        in_a_thread(check)
+    for state in states:
+        del state.depth
+        state.missing = 1
+    check()
+
+
+def test_a_class_of_thread_local_objects_that_gets_a_property_for_what_is_set(quiet: None) -> None:
+    class State(threading.local):
+        pass
+
+    states = [State(), State()]
+
+    def function(state: State, x: torch.Tensor) -> Any:
+        state.scale = 3
+        return x * state.scale
+
+    compiled = dovetail.compile(function, backend="aten")
+    same(function(states[0], X), compiled(states[1], X))
+    State.scale = property(lambda self: 5, lambda self, value: None)  # type: ignore[attr-defined]
+    same(function(states[0], X), compiled(states[1], X))
