@@ -24,7 +24,7 @@ from dovetail.frontend.sizes.size_changes import SizeChanges
 from dovetail.options import Options, make_options
 from dovetail.torch_private import state as private_state
 from dovetail.trace import CaptureSettings, Retry
-from dovetail.trace.settings import GRAPH_BREAKS, SAYS_EAGER
+from dovetail.trace.settings import DATA_GUARDS, GRAPH_BREAKS, SAYS_EAGER
 
 
 def compile(function: Any = None, **options: Any) -> Any:
@@ -79,7 +79,7 @@ def capture(function: Any, args: tuple[Any, ...] = (), kwargs: Mapping[str, Any]
     load_rules()
     # Dimensions that were marked are symbolic here too.
     shapes = dataclasses.replace(SizeChanges().shapes(None, True, tuple(args), kwargs or {}), data_sizes="ask")
-    settings = CaptureSettings(shapes, without=frozenset({SAYS_EAGER, GRAPH_BREAKS}))
+    settings = CaptureSettings(shapes, without=frozenset({SAYS_EAGER, GRAPH_BREAKS, DATA_GUARDS}))
     for _ in range(MOST_ATTEMPTS):
         try:
             with collection_paused(), private_state.preserved_rng_state(), contextlib.ExitStack() as stack:

@@ -20,6 +20,7 @@ CHANGES: Final = "changes"
 #: Strategies of the core. A rule names its own strategies. This one begins with the name of a number.
 AS_SYMBOL: Final = " as a symbol"
 GRAPH_BREAKS: Final = "graph breaks"
+DATA_GUARDS: Final = "guards on the data of inputs, for branches of the program's"
 SAYS_COMPILING: Final = "torch.compiler.is_compiling() is true"
 #: The program itself is told what eager tells it, so that what it keeps by the answer is the same in every part of a function.
 SAYS_EAGER: Final = "torch.compiler.is_compiling() is false for the program"

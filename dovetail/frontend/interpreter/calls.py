@@ -106,9 +106,7 @@ class Calls(TracingInterpreter):
     def _call_method(self, method: Any, args: tuple[Any, ...], kwargs: dict[str, Any], direct: bool) -> Any:
         owner = method.__self__
         if (source := self.values.source_of(method)) is not None:
-            self.values.guard(
-                AttributeSource(source, "__func__"), Identity(method.__func__), f"{source.name} was called"
-            )
+            self.values.guard(AttributeSource(source, "__func__"), Identity(method.__func__), "the method was called")
             owner = self.values.read(owner, AttributeSource(source, "__self__"))
         return self.call(method.__func__, (owner, *args), kwargs, direct)
 

@@ -5,6 +5,7 @@ Torch cannot trace them. Two ways are open without a graph break:
 - **Replay.** In torch's own code a condition is often computed by a few operators from small tensors that were there before
   the call: RAdam asks whether its count of steps is large enough, a transformer whether its mask is causal. A guard runs
   these operators on the tensors of each call and compares the answer. There is one entry for each way, not one for each value.
+  So it is with the user's own branches on flags, tensors of one truth value (``if not self.is_initialised: ...``).
 - **Assertion.** Where one way only raises, the graph takes the other one and checks, as one of its operators, that this was right.
   Where it was not, nothing has been written yet: the call runs eagerly, and raises in the user's own line.
 
@@ -44,13 +45,16 @@ from dovetail.torch_private import sizes as private_sizes
 from dovetail.torch_private import tensors as private_tensors
 from dovetail.torch_private import tracing as private_tracing
 from dovetail.trace import ASSUMPTION, Trace
+from dovetail.trace.settings import DATA_GUARDS
 from dovetail.whole_calls.operator import WHOLE_CALL
 
-# The user's own branches can be written in another way, and would hold the graph to answers that change at every call.
+# The user's own branches can be written in another way, and would hold the graph to answers that change at every call: of these
+# only those on flags are followed.
 _FOLLOWED = ("torch.optim.", "torch.amp.", "torch.nn.", "torch.ao.")
 _MOST_ELEMENTS = 64
 _MOST_NODES = 100
 _MOST_ANSWERS = 16
+_MOST_CHANGES = 2
 _MOST_INSTRUCTIONS = 200
 _UNKNOWN = object()
 _ERRORS = (ArithmeticError, TypeError, ValueError, RuntimeError, OutgrownError)
@@ -71,11 +75,12 @@ def follows_branches(interpreter: TracingInterpreter) -> bool:
 def follow(interpreter: TracingInterpreter, condition: Any, jump: Jump | None) -> Any:
     """The truth of a condition that small tensors decide, with a guard that computes it at each call.
 
-    A condition of the user's own is followed where nothing that the call was given decides it.
+    A condition of the user's own is followed where nothing that the call was given decides it, or flags alone.
     """
     values, trace = interpreter.values, interpreter.trace
-    end = _node_of(trace, condition)
-    inputs = {item.node: item for item in trace.inputs} if follows_branches(interpreter) else {}
+    end, is_torchs = _node_of(trace, condition), follows_branches(interpreter)
+    is_guarded = trace.settings.allows(DATA_GUARDS)
+    inputs = {item.node: item for item in trace.inputs if is_torchs or (is_guarded and _is_flag(item.real))}
     constants = vars(trace.tracer.root)
     order = None if end is None else _order(end, inputs, constants)
     if order is None:
@@ -89,8 +94,23 @@ def follow(interpreter: TracingInterpreter, condition: Any, jump: Jump | None) -
     if read:
         sources = tuple(values.guards.tensor_source(item.index) for item in read)
         text = f"the branch on {', '.join(source.name for source in sources)}"
-        values.guard(ComputedSource(replay, sources, text), Equals(answer), "torch's own code branches on it")
+        if not (is_torchs or trace.settings.one_graph) and _changes_often(trace, text, answer):
+            return NotImplemented
+        values.guard(ComputedSource(replay, sources, text), Equals(answer), "a branch depends on it")
     return answer
+
+
+def _is_flag(real: torch.Tensor) -> bool:
+    """Whether a tensor is one truth value, as that by which a module knows that it was initialised: it hardly ever changes."""
+    return real.dtype == torch.bool and real.numel() == 1 and _is_small(real)
+
+
+def _changes_often(trace: Trace, text: str, answer: bool) -> bool:
+    """Whether the answers to this question have differed from capture to capture, more than from untrue to true and back."""
+    last, changes = trace.settings.observed.get(text, (answer, 0))
+    changes += last != answer
+    trace.findings.observed[text] = answer, changes
+    return bool(changes > _MOST_CHANGES)
 
 
 def constant_numbers(trace: Trace, value: torch.Tensor) -> Any:

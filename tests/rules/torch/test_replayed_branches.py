@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import builtins
+import copy
 import types
+from collections.abc import Callable
+from typing import Any
 
 import pytest
 import torch
 
 import dovetail
+from tests.differential import check_calls, entries_of, same
 
 
 def in_torch(function: types.FunctionType) -> types.FunctionType:
@@ -85,3 +89,80 @@ def test_a_layer_that_asks_whether_its_mask_is_causal(is_causal: bool) -> None:
         one, other = encoder(x, mask=mask), compiled(x, mask=mask)
         assert torch.equal(one, other)
         assert torch.equal(*(torch.autograd.grad(value.sum(), x)[0] for value in (one, other)))
+
+
+class Normalised(torch.nn.Module):
+    """A layer that takes its scale from the first batch that it sees, as in models of flows and in codebooks."""
+
+    def __init__(self, asks: Callable[[torch.Tensor], Any]) -> None:
+        super().__init__()
+        self.register_buffer("is_initialised", torch.tensor(False))
+        self.scale = torch.nn.Parameter(torch.ones(3))
+        self.asks = asks
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        if not self.asks(self.is_initialised):
+            with torch.no_grad():
+                self.scale.copy_(1 / x.std(0))
+                self.is_initialised.fill_(True)
+        return x * self.scale
+
+
+#: Ways in which a program asks for a flag.
+ASKED = {
+    "itself": lambda flag: flag,
+    "its number": lambda flag: flag.item(),
+    "bool": bool,
+    "a formula": lambda flag: torch.logical_not(flag) == 0,
+    "all": lambda flag: flag.reshape(1).all(),
+}
+
+
+@pytest.mark.parametrize("asks", ASKED.values(), ids=ASKED)
+@pytest.mark.parametrize("backend", ["aten", "eager"])
+@pytest.mark.usefixtures("quiet")
+def test_a_flag_of_the_users_own(asks: Callable[[torch.Tensor], Any], backend: str) -> None:
+    torch.manual_seed(0)
+    ours = torch.nn.Sequential(*[Normalised(asks) for _ in range(3)])
+    theirs = copy.deepcopy(ours)
+    compiled = dovetail.compile(ours, backend=backend, fullgraph=backend == "aten")
+    for number in range(5):
+        if number == 3:
+            ours[1].is_initialised.fill_(False)
+            theirs[1].is_initialised.fill_(False)
+        x = torch.randn(5, 3)
+        same(compiled(x), theirs(x), exact=True)
+        compiled(x).sum().backward()
+        theirs(x).sum().backward()
+        same(dict(ours.named_parameters()), dict(theirs.named_parameters()), exact=True)
+        same(dict(ours.named_buffers()), dict(theirs.named_buffers()))
+    assert backend == "eager" or entries_of(compiled) == 3
+
+
+def test_flags_that_change_from_call_to_call_do_not_compile_for_ever() -> None:
+    def function(x: torch.Tensor, *flags: torch.Tensor) -> torch.Tensor:
+        for flag in flags:
+            x = x * 2 if flag else x + 1
+        return x
+
+    compiled, x = dovetail.compile(function, backend="aten"), torch.ones(2)
+    answers = torch.rand(20, 5, generator=torch.Generator().manual_seed(0)) < 0.5
+    with pytest.warns(dovetail.errors.GraphBreakWarning, match="a branch depends on the values"):
+        for row in answers:
+            flags = [flag.clone() for flag in row]
+            same(compiled(x, *flags), function(x, *flags))
+    assert entries_of(compiled) <= 5
+
+
+def test_a_flag_that_is_written_to_between_two_questions() -> None:
+    def function(x: torch.Tensor, flag: torch.Tensor) -> torch.Tensor:
+        y = x + 1 if flag else x - 1
+        flag.logical_not_()
+        return y * 3 if flag else y * 5
+
+    check_calls(function, [(torch.ones(2), torch.tensor(bool(number % 2))) for number in range(4)], entries=2)
+
+
+def test_a_capture_of_a_flag_is_refused() -> None:
+    with pytest.raises(dovetail.errors.DovetailError, match="values of a tensor"):
+        dovetail.capture(lambda x, flag: x + 1 if flag else x - 1, (torch.ones(2), torch.tensor(True)))
