@@ -5,7 +5,8 @@ Torch cannot trace them. Two ways are open without a graph break:
 - **Replay.** In torch's own code a condition is often computed by a few operators from small tensors that were there before
   the call: RAdam asks whether its count of steps is large enough, a transformer whether its mask is causal. A guard runs
   these operators on the tensors of each call and compares the answer. There is one entry for each way, not one for each value.
-  So it is with the user's own branches on flags, tensors of one truth value (``if not self.is_initialised: ...``).
+  So it is with the user's own branches on flags, tensors of one truth value, and on numbers that an object keeps in a tensor
+  (``if not self.is_initialised: ...``, ``if self.steps < 100: ...``), as long as the answers do not change again and again.
 - **Assertion.** Where one way only raises, the graph takes the other one and checks, as one of its operators, that this was right.
   Where it was not, nothing has been written yet: the call runs eagerly, and raises in the user's own line.
 
@@ -36,7 +37,9 @@ from dovetail.frontend.code.frame import decode
 from dovetail.frontend.outputs import number_as_tensor
 from dovetail.frontend.protocol import TracingInterpreter
 from dovetail.frontend.rules import Jump, branch_rule, operator_rule
+from dovetail.frontend.values.values import Values
 from dovetail.guards import ComputedSource, Equals
+from dovetail.guards.guard import is_argument
 from dovetail.rules.sizes.exact_numbers import PYTHON_ONLY, gives_a_float, is_exact_only_in_python, real_power
 from dovetail.torch_private import calls as private_calls
 from dovetail.torch_private import numbers as private_numbers
@@ -44,7 +47,7 @@ from dovetail.torch_private import operators as private_operators
 from dovetail.torch_private import sizes as private_sizes
 from dovetail.torch_private import tensors as private_tensors
 from dovetail.torch_private import tracing as private_tracing
-from dovetail.trace import ASSUMPTION, Trace
+from dovetail.trace import ASSUMPTION, Trace, TracedInput
 from dovetail.trace.settings import DATA_GUARDS
 from dovetail.whole_calls.operator import WHOLE_CALL
 
@@ -80,7 +83,7 @@ def follow(interpreter: TracingInterpreter, condition: Any, jump: Jump | None) -
     values, trace = interpreter.values, interpreter.trace
     end, is_torchs = _node_of(trace, condition), follows_branches(interpreter)
     is_guarded = trace.settings.allows(DATA_GUARDS)
-    inputs = {item.node: item for item in trace.inputs if is_torchs or (is_guarded and _is_flag(item.real))}
+    inputs = {item.node: item for item in trace.inputs if is_torchs or (is_guarded and _is_flag(values, item))}
     constants = vars(trace.tracer.root)
     order = None if end is None else _order(end, inputs, constants)
     if order is None:
@@ -100,9 +103,12 @@ def follow(interpreter: TracingInterpreter, condition: Any, jump: Jump | None) -
     return answer
 
 
-def _is_flag(real: torch.Tensor) -> bool:
-    """Whether a tensor is one truth value, as that by which a module knows that it was initialised: it hardly ever changes."""
-    return real.dtype == torch.bool and real.numel() == 1 and _is_small(real)
+def _is_flag(values: Values, item: TracedInput) -> bool:
+    """Whether a tensor is one truth value, or one number that an object keeps: a module knows by it that it was initialised, or
+    counts its steps, and the answers that it gives hardly ever change.
+    """
+    is_kept = item.real.dtype == torch.bool or not is_argument(values.guards.tensor_source(item.index))
+    return item.real.numel() == 1 and is_kept and _is_small(item.real)
 
 
 def _changes_often(trace: Trace, text: str, answer: bool) -> bool:

@@ -139,6 +139,45 @@ def test_a_flag_of_the_users_own(asks: Callable[[torch.Tensor], Any], backend: s
     assert backend == "eager" or entries_of(compiled) == 3
 
 
+class Warming(torch.nn.Module):
+    """Counts its steps in a buffer, and does something else in the first ones."""
+
+    def __init__(self, every: int) -> None:
+        super().__init__()
+        self.register_buffer("steps", torch.tensor(0))
+        self.register_buffer("is_done", torch.tensor(0.0))
+        self.every = every
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        self.steps += 1
+        if self.steps <= 3:
+            x = x * 2
+        if self.steps % self.every == 0:
+            x = x + self.steps
+        if not self.is_done > 0:
+            self.is_done += 1
+        return x.sin()
+
+
+@pytest.mark.parametrize(("every", "entries"), [(100, 3), (2, 5), (3, 5)])
+def test_a_counter_that_a_module_keeps(every: int, entries: int) -> None:
+    ours, theirs = Warming(every), Warming(every)
+    compiled = dovetail.compile(ours, backend="aten", fullgraph=True)
+    for _ in range(9):
+        x = torch.ones(3)
+        same(compiled(x), theirs(x), exact=True)
+        same(dict(ours.named_buffers()), dict(theirs.named_buffers()))
+    assert entries_of(compiled) <= entries
+
+
+@pytest.mark.usefixtures("quiet")
+def test_a_number_that_is_given_in_each_call_breaks_the_graph() -> None:
+    compiled = dovetail.compile(lambda x, bound: x * 2 if bound > 0 else x, backend="aten")
+    for number in (1.0, -1.0, 2.0, -3.0):
+        same(compiled(torch.ones(2), torch.tensor(number)), torch.ones(2) * (2 if number > 0 else 1))
+    assert entries_of(compiled) == 1
+
+
 def test_flags_that_change_from_call_to_call_do_not_compile_for_ever() -> None:
     def function(x: torch.Tensor, *flags: torch.Tensor) -> torch.Tensor:
         for flag in flags:
