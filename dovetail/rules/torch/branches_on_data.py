@@ -82,7 +82,8 @@ def follow(interpreter: TracingInterpreter, condition: Any, jump: Jump | None) -
     """
     values, trace = interpreter.values, interpreter.trace
     end, is_torchs = _node_of(trace, condition), follows_branches(interpreter)
-    is_guarded = trace.settings.allows(DATA_GUARDS)
+    # A hook asks when the backward runs, and what it reads may have changed since the guards were checked.
+    is_guarded = trace.settings.allows(DATA_GUARDS) and not values.in_backward
     inputs = {item.node: item for item in trace.inputs if is_torchs or (is_guarded and _is_flag(values, item))}
     constants = vars(trace.tracer.root)
     order = None if end is None else _order(end, inputs, constants)

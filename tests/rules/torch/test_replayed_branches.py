@@ -205,3 +205,26 @@ def test_a_flag_that_is_written_to_between_two_questions() -> None:
 def test_a_capture_of_a_flag_is_refused() -> None:
     with pytest.raises(dovetail.errors.DovetailError, match="values of a tensor"):
         dovetail.capture(lambda x, flag: x + 1 if flag else x - 1, (torch.ones(2), torch.tensor(True)))
+
+
+@pytest.mark.usefixtures("quiet")
+def test_a_flag_that_a_hook_asks_for_is_read_when_the_backward_runs() -> None:
+    def gradients(compiled: bool) -> list[float]:
+        flag, found = torch.tensor(True), []
+
+        def function(x: torch.Tensor) -> torch.Tensor:
+            y = x.sin() + flag
+            y.register_hook(lambda gradient: gradient * 2 if flag else gradient)
+            return y
+
+        called = dovetail.compile(function, backend="aten") if compiled else function
+        for number in range(4):
+            x = torch.ones(1, requires_grad=True)
+            result = called(x)
+            if number % 2:
+                flag.logical_not_()
+            result.sum().backward()
+            found.append(float(x.grad))
+        return found
+
+    assert gradients(True) == gradients(False)
