@@ -5,6 +5,7 @@ from __future__ import annotations
 import operator
 import os
 import types
+import warnings
 from typing import Any
 
 import torch
@@ -19,6 +20,7 @@ from dovetail.frontend.values.leaves import plain_numbers
 from dovetail.frontend.values.values import Values
 from dovetail.rules.sizes.number_tensors import WHOLE_NUMBERS, number_of
 from dovetail.torch_private import sizes as private_sizes
+from dovetail.torch_private import tracing as private_tracing
 
 # The types with which these are answered. Python cuts the number of a hash down to a word.
 _ANSWERS = {int: int, float: float, complex: complex, bytes: bytes, hash: None, format: str, os.fspath: str, iter: None}
@@ -40,11 +42,26 @@ def _number_of_tensor(interpreter: TracingInterpreter, function: Any, value: tor
         return number
     if function is int and value.dtype in WHOLE_NUMBERS:
         return interpreter.call(torch.Tensor.item, (value,), {})
-    # For a tensor that requires a gradient, torch warns.
-    if function is float and not value.requires_grad and not value.is_complex():
+    if function is float and not value.is_complex():
+        if value.requires_grad:
+            _warn_of_a_gradient(interpreter)
+            value = interpreter.call(torch.Tensor.detach, (value,), {})
         wide = interpreter.call(torch.Tensor.to, (value, torch.float64), {})
         return interpreter.call(torch.Tensor.item, (wide,), {})
     return None
+
+
+def _warn_of_a_gradient(interpreter: TracingInterpreter) -> None:
+    """Torch warns once in the life of a process where a tensor that requires a gradient becomes a float."""
+    with private_tracing.disable_current_modes(), warnings.catch_warnings(record=True) as given:
+        warnings.simplefilter("always")
+        float(torch.zeros((), requires_grad=True))
+    where = interpreter.values.where()
+    for item in given:
+        if where is None:
+            warnings.warn(item.message, stacklevel=2)
+        else:
+            warnings.warn_explicit(item.message, item.category, where.file, where.line)
 
 
 def _conversion(function: Any, method_name: str) -> Any:

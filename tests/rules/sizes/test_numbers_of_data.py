@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from collections.abc import Callable
 from typing import Any
 
@@ -38,7 +40,15 @@ def float_of_a_number(x: Tensor) -> Any:
     return x * float((x > 0).sum().item())
 
 
-@pytest.mark.parametrize("function", [at_least_one, of_a_whole_tensor, rows_at_most, as_float, float_of_a_number])
+def of_a_loss(x: Tensor) -> Any:
+    loss = x.square().mean()
+    return loss * 2, float(loss), f"{float(x.max()):.3f}", float(loss.half())
+
+
+@pytest.mark.filterwarnings("ignore:Converting a tensor with requires_grad")
+@pytest.mark.parametrize(
+    "function", [at_least_one, of_a_whole_tensor, rows_at_most, as_float, float_of_a_number, of_a_loss]
+)
 def test_one_graph(function: Callable[[Tensor], Any]) -> None:
     compiled = dovetail.compile(function, backend="aten", fullgraph=True)
     for seed, positive in enumerate((5, 3, 0, 1, 8, 2)):
@@ -73,6 +83,26 @@ def test_errors_and_warnings_of_a_conversion_are_eagers() -> None:
             compiled(value)
         assert str(found.value) == str(expected.value)
     same(function(torch.ones(1, 1)), compiled(torch.ones(1, 1)))
+
+
+def test_torch_warns_once_in_a_process_of_a_float_of_what_requires_a_gradient() -> None:
+    program = """
+import sys, torch, dovetail
+
+def function(x):
+    return x * 2, float(x.sum())
+
+called = dovetail.compile(function, backend="aten", fullgraph=True) if sys.argv[1] == "compiled" else function
+for _ in range(3):
+    called(torch.ones(2, requires_grad=True))
+"""
+    found = []
+    for how in ("eager", "compiled"):
+        done = subprocess.run([sys.executable, "-c", program, how], capture_output=True, text=True, check=True)
+        # Where torch's own code has found it is said by eager alone.
+        found.append([line.partition(" (Triggered")[0] for line in done.stderr.splitlines() if "float(" not in line])
+    assert found[0] == found[1]
+    assert sum("requires_grad=True" in line for line in found[1]) == 1
 
 
 def truth_of_a_size(x: Tensor) -> Any:
