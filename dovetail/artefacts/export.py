@@ -135,15 +135,19 @@ def _puts_back(effect: EffectRecipe, joint: JointGraph) -> bool:
 
 
 def _is_as_before(effect: EffectRecipe, joint: JointGraph) -> bool:
-    """Whether an effect writes what is there already, as a library does that notes something for the length of a call."""
-    items = effect.constant_items() or {}
+    """Whether an effect writes what is there already, and was there at the capture, as a library does that notes something for
+    the length of a call.
+    """
+    items, read = effect.constant_items() or {}, {item.source: item.predicate for item in joint.capture.guards.so_far()}
     try:
         container = effect.source.fetch(joint.capture.function, (), {})
         now = [container[key] for key in items]
     except FETCH_ERRORS:
         return False
+    guards = [read.get(ItemSource(effect.source, key)) for key in items]
+    was_there = all(guard is None or guard.holds(one) for guard, one in zip(guards, now, strict=True))
     pairs = list(zip(now, items.values(), strict=True))
-    return bool(pairs) and all(type(one) is type(other) and one == other for one, other in pairs)
+    return bool(pairs) and was_there and all(type(one) is type(other) and one == other for one, other in pairs)
 
 
 def _symbols(joint: JointGraph) -> tuple[dict[Any, int], list[dict[str, Any]]]:

@@ -247,6 +247,23 @@ def test_a_note_that_is_taken_back_is_no_effect(before: object, after: object, t
             joint.export(tmp_path / "step")
 
 
+class Stepping(torch.nn.Module):
+    steps = 0
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        self.steps += 1
+        return x * self.steps
+
+
+def test_a_count_that_another_call_has_made_since_is_no_note(tmp_path: Path) -> None:
+    module, x = Stepping(), torch.randn(2)
+    module.steps = 0
+    joint = dovetail.capture(module, (x,))
+    module(x)
+    with pytest.raises(errors.ArtefactError, match="writes to Python objects"):
+        joint.export(tmp_path / "step")
+
+
 @pytest.mark.parametrize("how", ["swapped", "one of two", "given"])
 def test_other_tensors_in_a_place_are_an_effect(how: str, tmp_path: Path) -> None:
     with pytest.raises(errors.ArtefactError, match="writes to Python objects"):
