@@ -56,6 +56,18 @@ def _product(interpreter: TracingInterpreter, function: Any, args: Arguments, kw
     )
 
 
+@method_rule("scaled_dot_product_attention")
+def _attention(interpreter: TracingInterpreter, function: Any, args: Arguments, kwargs: Keywords) -> Any:
+    """Made of two such products, where the keys or the values are the same for the whole batch."""
+    if len(args) < 3 or not any(_is_in_batches(interpreter, (args[0], item), {}) for item in args[1:3]):
+        return NotImplemented
+    query, *rest = args
+    for place, item in enumerate(rest[:2]):
+        if _is_in_batches(interpreter, (query, item), {}):
+            rest[place] = _in_batches(query, item)[1]
+    return interpreter.native(function, (query, *rest), kwargs)
+
+
 @native_rule("_operator")
 def _operator(interpreter: TracingInterpreter, function: Any, args: Arguments, kwargs: Keywords) -> Any:
     if function in (operator.matmul, operator.imatmul) and _is_in_batches(interpreter, args, kwargs):

@@ -53,3 +53,12 @@ def test_products_with_one_matrix_for_the_batch_round_as_eagers(
         return tuple(item.requires_grad_(flag) for item, flag in zip(drawn, needed, strict=True))
 
     check_calls(products, [made(1.0), made(0.3)])
+
+
+@pytest.mark.parametrize("needed", [(False, False, False), (True, False, False), (False, False, True)])
+def test_attention_with_keys_for_the_batch_rounds_as_eagers(needed: tuple[bool, bool, bool]) -> None:
+    numbers = torch.Generator().manual_seed(0)
+    shapes = [(3, 5, 8), (1, 6, 8), (1, 6, 8)]
+    given = [torch.randn(shape, generator=numbers) for shape in shapes]
+    given = [item.requires_grad_(flag) for item, flag in zip(given, needed, strict=True)]
+    check_calls(torch.nn.functional.scaled_dot_product_attention, [tuple(given)])
