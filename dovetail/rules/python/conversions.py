@@ -19,6 +19,7 @@ from dovetail.frontend.values.aliases import guard_key
 from dovetail.frontend.values.leaves import plain_numbers
 from dovetail.frontend.values.values import Values
 from dovetail.rules.sizes.number_tensors import WHOLE_NUMBERS, number_of
+from dovetail.rules.torch.branches_on_data import assert_in_graph, may_assert
 from dovetail.torch_private import sizes as private_sizes
 from dovetail.torch_private import tracing as private_tracing
 
@@ -42,6 +43,13 @@ def _number_of_tensor(interpreter: TracingInterpreter, function: Any, value: tor
         return number
     if function is int and value.dtype in WHOLE_NUMBERS:
         return interpreter.call(torch.Tensor.item, (value,), {})
+    if function is int and not value.is_complex() and may_assert(interpreter):
+        value = interpreter.call(torch.Tensor.detach, (value,), {})
+        # What is no number, or too large for 64 bits, is an error or a longer number in Python.
+        assert_in_graph(
+            interpreter.call(torch.Tensor.abs, (value.double(),), {}) < 2.0**62, "a float becomes a whole number"
+        )
+        return interpreter.call(torch.Tensor.item, (interpreter.call(torch.Tensor.to, (value, torch.int64), {}),), {})
     if function is float and not value.is_complex():
         if value.requires_grad:
             _warn_of_a_gradient(interpreter)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import subprocess
 import sys
 from collections.abc import Callable
@@ -11,7 +12,7 @@ import pytest
 import torch
 
 import dovetail
-from tests.differential import same
+from tests.differential import entries_of, same
 
 pytestmark = pytest.mark.usefixtures("quiet")
 Tensor = torch.Tensor
@@ -103,6 +104,25 @@ for _ in range(3):
         found.append([line.partition(" (Triggered")[0] for line in done.stderr.splitlines() if "float(" not in line])
     assert found[0] == found[1]
     assert sum("requires_grad=True" in line for line in found[1]) == 1
+
+
+def whole_numbers(x: Tensor) -> Any:
+    return x * 2, int(x.sum()), int(x.half().mean()), int(x[0] > 0), int(x.double().sum().detach())
+
+
+@pytest.mark.parametrize("number", [1.7, -1.7, 0.3, -0.3, 65000.0, 2.0**61, 2.0**63, 1e30, math.inf, math.nan])
+def test_whole_numbers_of_floats_are_eagers(number: float) -> None:
+    compiled = dovetail.compile(whole_numbers, backend="aten", fullgraph=True)
+    for value in (torch.tensor([3.5, -1.0], requires_grad=True), torch.tensor([number, 0.0])):
+        try:
+            expected = whole_numbers(value)
+        except (ValueError, OverflowError) as error:
+            with pytest.raises(type(error)) as found:
+                compiled(value)
+            assert str(found.value) == str(error)
+        else:
+            same(expected, compiled(value))
+    assert entries_of(compiled) <= 2
 
 
 def truth_of_a_size(x: Tensor) -> Any:
