@@ -65,6 +65,9 @@ NUMBER_FUNCTIONS: dict[str, Any] = {f"number.{function.__name__}": function for 
 def floats_as_tensors(graph: torch.fx.GraphModule) -> None:
     """Rewrite ``graph`` so that it reads no float from a tensor; raises :class:`BackendError` if its meaning would change."""
     scalars = [node for node in graph.graph.nodes if _is_float(node)]
+    for scalar in scalars:
+        if scalar.target is _READ and scalar.args[0].meta["val"].dim():  # type: ignore[union-attr]
+            _without_dimensions(graph.graph, scalar)
     tensors: dict[torch.fx.Node, torch.fx.Node] = {}
     for scalar in scalars:
         tensors[scalar] = (
@@ -86,6 +89,14 @@ def floats_as_tensors(graph: torch.fx.GraphModule) -> None:
 def _is_float(node: torch.fx.Node) -> bool:
     is_known = node.target is _READ or node.target in _NUMBERS
     return node.op == "call_function" and is_known and isinstance(node.meta.get("val"), torch.SymFloat)
+
+
+def _without_dimensions(graph: torch.fx.Graph, scalar: torch.fx.Node) -> None:
+    """Read the number from a view: beside another tensor, one of a single element counts for shape and dtype, a number does not."""
+    tensor: Any = scalar.args[0]
+    with graph.inserting_before(scalar):
+        viewed = graph.call_function(_aten.reshape.default, (tensor, []))
+    scalar.replace_input_with(tensor, _with_value(viewed, scalar, tensor.meta["val"].reshape(())))
 
 
 def _double(graph: torch.fx.Graph, scalar: torch.fx.Node) -> torch.fx.Node:

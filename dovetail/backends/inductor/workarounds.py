@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -14,6 +15,7 @@ from dovetail.errors import BackendError
 from dovetail.passes.recompute import asked_for_equality
 from dovetail.quirks.registry import Example, quirk
 from dovetail.torch_private import inductor as private_inductor
+from dovetail.torch_private import operators as private_operators
 from dovetail.torch_private import sizes as private_sizes
 from dovetail.torch_private import tensors as private_tensors
 from dovetail.trace.repeats import draws_random_numbers
@@ -98,6 +100,35 @@ def moments_of_nothing_by_kernel(job: Job) -> None:
     nodes = job.graph.graph.find_nodes(op="call_function", target=moments)
     if any(type(size) is int and size == 0 for node in nodes for size in node.args[0].meta["val"].shape):
         job.before.append(lambda: private_inductor.inductor_runs_as_is({moments}, instead=True))
+
+
+def _recurrent(x: torch.Tensor, state: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor) -> torch.Tensor:
+    return torch.lstm(x, (state, state), (weight, weight, bias, bias), True, 1, 0.0, True, False, False)[0] * 2
+
+
+@quirk(WORKAROUNDS, example=_example(_recurrent, (5, 1, 3), (1, 1, 3), (12, 3), (12,), order=1))
+def train_recurrent_layers_by_kernel(job: Job) -> None:
+    """Call oneDNN's layer of an LSTM as eager does, where its backward follows.
+
+    Inductor takes what the layer leaves for its backward for one float. Only oneDNN knows its size, so no size is looked at, and
+    it is there only where gradients are enabled.
+    """
+    layer, backward = torch.ops.aten.mkldnn_rnn_layer.default, torch.ops.aten.mkldnn_rnn_layer_backward.default
+    nodes = job.graph.graph.find_nodes(op="call_function", target=layer)
+    if any(part.target is operator.getitem and part.args[1] == 3 for node in nodes for part in node.users):
+        job.before.append(lambda: private_inductor.inductor_runs_as_is({layer}, instead=True))
+        job.wrappers.append(_with_gradients_enabled)
+    elif not job.graph.graph.find_nodes(op="call_function", target=backward):
+        return
+    job.settings["size_asserts"] = False
+
+
+def _with_gradients_enabled(call: CompiledCallable) -> CompiledCallable:
+    def run(inputs: list[Any]) -> Any:
+        with private_operators.BelowAutograd(), torch.enable_grad():
+            return call(inputs)
+
+    return run
 
 
 @quirk(WORKAROUNDS, example=_example(lambda x: (F.dropout(x, 0.5), x * 2)[1], (5,)))

@@ -152,3 +152,25 @@ def test_batch_norm_at_many_batch_sizes_is_compiled_twice() -> None:
             [item.grad for item in models[0].parameters()], [item.grad for item in models[1].parameters()], exact=False
         )
     assert dovetail.events_of(compiled).count("capture") == 2
+
+
+#: Programs that read a number from a tensor of one element.
+READ: list[Callable[[Tensor, Tensor], Tensor]] = [
+    lambda x, one: x.sum() * one.item(),
+    lambda x, one: x * one.item() + 1,
+    lambda x, one: (x - one.item() * 2).square(),
+]
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("shape", [(), (1,), (1, 1)])
+@pytest.mark.parametrize("number", range(len(READ)))
+def test_numbers_of_tensors_with_dimensions(number: int, shape: tuple[int, ...], dtype: torch.dtype) -> None:
+    """Their dimensions count neither for the shape nor for the dtype of a result."""
+    function, rewritten = READ[number], []
+    compiled = dovetail.compile(function, backend=_recorded(rewritten), fullgraph=True)
+    x = torch.linspace(-2, 3, 12, dtype=dtype)
+    for value in (0.5, 0.75, 2.0):
+        one = torch.full(shape, value)
+        same(function(x, one), compiled(x, one), exact="close")
+    assert rewritten
