@@ -17,12 +17,13 @@ from dovetail.frontend.effects.journal import Effect
 from dovetail.frontend.protocol import TracingInterpreter
 from dovetail.frontend.rules import Arguments, Keywords, attribute_rule, end_rule, kind_of, rule, setter_rule
 from dovetail.frontend.values.leaves import plain_flag
-from dovetail.guards import AttributeSource, ComputedSource, Equals, GradSource, Source
+from dovetail.guards import AttributeSource, ComputedSource, Equals, GradSource, Source, TypeIs
 from dovetail.rules.gradients.apart import Behind, GradientsApart
 from dovetail.rules.gradients.independent_outputs import saves
 from dovetail.rules.gradients.marks import marked_gradients
 from dovetail.rules.gradients.node_hooks import LeafNodeHooks
 from dovetail.rules.torch.hooks_outside import HooksOutside
+from dovetail.runtime.epilogue import freed
 from dovetail.torch_private import autograd_nodes as private_autograd_nodes
 from dovetail.torch_private import calls as private_calls
 from dovetail.torch_private import tracing as private_tracing
@@ -98,6 +99,7 @@ class Gradients:
         Of an input whose ``.grad`` was set to None before anything was computed, eager frees the memory at that point.
         """
         inputs = self._values.trace.inputs
+        self._note_freed_inputs()
         with private_calls.no_torch_function():
             has_gradient = [item.index for item in inputs if item.leaf.is_leaf and item.leaf.grad is not None]
         if not self._before.keys() >= {*has_gradient}:
@@ -108,6 +110,19 @@ class Gradients:
             for owner, gradient in self._dropped.items()
             if inputs[owner].leaf.grad is not self._before[owner]
         ]
+
+    def _note_freed_inputs(self) -> None:
+        """Note inputs whose graph an earlier call has freed, as of losses that are added up without ``detach()``."""
+        trace = self._values.trace
+        if not trace.freed:
+            return
+        with private_tracing.disable_current_modes(), private_calls.no_torch_function():
+            kind = type(freed(torch.empty(()), ()).grad_fn)
+            found = [item for item in trace.inputs if type(item.real.grad_fn) is kind and item.leaf.grad_fn is None]
+        for traced in found:
+            source = AttributeSource(self._values.guards.tensor_source(traced.index), "grad_fn")
+            self._values.guard(source, TypeIs(kind), "an earlier call has freed its graph")
+            trace.freed.add(private_autograd_nodes.gradient_node(traced.leaf))
 
     def _note_dropped(self, traced: TracedInput) -> None:
         trace, before = self._values.trace, self._before[traced.index]
