@@ -153,21 +153,44 @@ class _ArrayKind(ValueKind):
 
     def call(self, interpreter: TracingInterpreter, function: Any, args: Arguments, kwargs: Keywords) -> Any:
         """An operator, a function of NumPy's, or one of torch's that makes a tensor of an array."""
-        if function in _INTO_TENSORS and type(args[0]) is ComputedArray and not kwargs:
+        if function in _LEGACY and len(args) == 1 and not kwargs and args[0].tensor.dtype in _LEGACY[function]:
+            wanted = {"dtype": _LEGACY[function][0] or torch.get_default_dtype(), "copy": True}
+            return args[0].tensor.detach().to(memory_format=torch.contiguous_format, **wanted)
+        wanted = {name: item for name, item in kwargs.items() if item is not None}
+        if (
+            function in _INTO_TENSORS
+            and type(args[0]) is ComputedArray
+            and len(args) == 1
+            and not wanted.keys() - {"dtype"}
+        ):
             if function is torch.from_numpy and args[0].is_scalar:
                 raise Break("from_numpy is given a number", _ADVICE)
             made = args[0].tensor.detach()
-            return made.clone() if function is torch.tensor or args[0].is_scalar else made
+            return made.to(**wanted, copy=function is torch.tensor or args[0].is_scalar)
+        if function is operator.getitem and isinstance(args[0], torch.Tensor) and _is_index(args[1]):
+            return interpreter.call_torch(function, (args[0], args[1].tensor), {})
         is_known = function in _OPERATORS if getattr(function, "__module__", "") == "_operator" else is_pure(function)
         if not is_known or function.__name__ in _OF_DATA or (function is NUMPY.where and len(args) == 1):
             raise Break(f"{function.__name__} is given an array that the graph computes", _ADVICE)
         return _compute(interpreter, function, args, kwargs)
 
 
+def _is_index(key: Any) -> bool:
+    return type(key) is ComputedArray and not key.is_scalar and key.tensor.dtype in (torch.int64, torch.int32)
+
+
 def _number(tensor: torch.Tensor) -> Any:
     return tensor.numpy()[()]
 
 
+_FLOATS = (torch.float32, torch.float64)
+#: Constructors that copy: the dtype of the result, None for the default, and dtypes of arrays that they take.
+_LEGACY: dict[Any, tuple[Any, ...]] = {
+    torch.Tensor: (None, *_FLOATS),
+    torch.FloatTensor: _FLOATS,
+    torch.DoubleTensor: (torch.float64, torch.float32),
+    torch.LongTensor: (torch.int64,),
+}
 _INTO_TENSORS = (torch.from_numpy, torch.as_tensor, torch.tensor)
 
 _KIND = _ArrayKind()
@@ -302,6 +325,9 @@ def _compute(
     tensors: list[ComputedArray] = []
     if kwargs.get("out") is not None:
         raise Break(_WRITTEN, _ADVICE)
+    if not interpreter.trace.settings.one_graph:
+        # A graph in which NumPy computes has no derivatives of higher order outside.
+        raise Break(f"numpy's {name} is given an array that the graph has", _ADVICE)
     template = _template(interpreter, [list(args), dict(kwargs)], tensors)
     forms: list[Any] = []
 

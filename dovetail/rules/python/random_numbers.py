@@ -5,7 +5,8 @@ of the graph like any number that changes; and the generator itself takes these 
 branch on such a number (``if random.random() < 0.5``) is a guard, so that each side has an entry; at many, the graph breaks.
 
 A number that the program must know exactly (an index, a key, a text) would make an entry of each call: there the graph breaks too,
-and at numbers that are whole, of which 0 and 1 are no symbols.
+and at numbers that are whole, of which 0 and 1 are no symbols. An array of NumPy's (``numpy.random.normal(0, 1, (n, 8))``) is drawn
+in the same way, as a tensor that is an input of the graph.
 """
 
 from __future__ import annotations
@@ -16,14 +17,18 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
+import torch
+
 from dovetail.frontend.code.frame import Break
 from dovetail.frontend.effects.journal import Effect
 from dovetail.frontend.protocol import TracingInterpreter
 from dovetail.frontend.rules import Arguments, Keywords, callable_rule, end_rule, rule
 from dovetail.guards import CalleeSource, ComputedSource, Equals
 from dovetail.guards.source import Step
-from dovetail.rules.python.numpy_numbers import NUMPY
+from dovetail.rules.python.computed_arrays import ComputedArray
+from dovetail.rules.python.numpy_numbers import ARRAY, NUMPY
 from dovetail.torch_private import sizes as private_sizes
+from dovetail.torch_private import tracing as private_tracing
 from dovetail.trace import CaptureSettings, Retry
 from dovetail.trace.shapes import can_be_symbolic
 
@@ -40,8 +45,14 @@ _OF_NUMPY = (
     *("rand", "randn", "random", "random_sample", "uniform", "normal", "beta", "exponential", "gamma", "laplace"),
     *("lognormal", "standard_normal", "triangular"),
 )
+#: Methods of NumPy's generator that draw an array where a size is among their arguments.
+_ARRAYS = frozenset({*_OF_NUMPY, "randint", "permutation", "choice"})
 _GENERATOR: Any = getattr(random.random, "__self__")  # noqa: B009  (typeshed knows a function)
 _NUMPYS_GENERATOR: Any = getattr(NUMPY.random.mtrand, "_rand", None) if NUMPY is not None else None
+
+
+#: A method, its arguments, and those that are given by name.
+_Call = tuple[str, tuple[Any, ...], tuple[tuple[str, Any], ...]]
 
 
 def _twin(generator: Any) -> Any:
@@ -60,26 +71,35 @@ class Draw(Step):
     """The number that a generator will draw last, if it draws by these methods with these arguments.
 
     >>> from dovetail.guards.source import ArgumentSource
-    >>> source = Draw(ArgumentSource(0, "generator"), (("random", ()), ("uniform", (2, 3))))
+    >>> source = Draw(ArgumentSource(0, "generator"), (("random", (), ()), ("uniform", (2, 3), ())))
     >>> generator = random.Random(0)
     >>> source.read(generator) == source.read(generator) == [generator.random(), generator.uniform(2, 3)][1]
     True
     """
 
-    calls: tuple[tuple[str, tuple[Any, ...]], ...]
+    calls: tuple[_Call, ...]
 
     @property
     def name(self) -> str:
         """As the program writes it."""
-        method, args = self.calls[-1]
-        return f"{self.base.name}.{method}({', '.join(map(repr, args))})[{len(self.calls) - 1}]"
+        method, args, keywords = self.calls[-1]
+        given = [*map(repr, args), *(f"{name}={value!r}" for name, value in keywords)]
+        return f"{self.base.name}.{method}({', '.join(given)})[{len(self.calls) - 1}]"
 
     def read(self, value: Any) -> Any:
         """The number; the generator stays as it is."""
         if type(value) not in (type(_GENERATOR), type(_NUMPYS_GENERATOR)):
             raise TypeError("no generator of random numbers")
         twin = _twin(value)
-        return [getattr(twin, method)(*args) for method, args in self.calls][-1]
+        return [getattr(twin, method)(*args, **dict(keywords)) for method, args, keywords in self.calls][-1]
+
+
+class ArrayDraw(Draw):
+    """The array that a generator will draw last, as a tensor."""
+
+    def read(self, value: Any) -> Any:
+        """The tensor in the memory of the array."""
+        return torch.from_numpy(super().read(value))
 
 
 class Draws:
@@ -88,14 +108,14 @@ class Draws:
     def __init__(self, interpreter: TracingInterpreter) -> None:
         self._interpreter = interpreter
         self.numbers: list[Any] = []
-        self._calls: dict[str, tuple[tuple[str, tuple[Any, ...]], ...]] = {}
+        self._calls: dict[str, tuple[_Call, ...]] = {}
         interpreter.effects.defer(self._effects)
 
     def draw(self, library: str, method: str, args: tuple[Any, ...]) -> Any:
         """The next number of the generator of a library."""
         values, settings = self._interpreter.values, self._interpreter.trace.settings
         shapes, generator = settings.shapes, _generator_of(library)
-        calls = (*self._calls.get(library, ()), (method, args))
+        calls = (*self._calls.get(library, ()), (method, args, ()))
         may_be_plain = IN_THE_GRAPH in settings.observed
         if not (shapes.allowed or may_be_plain) or values.in_backward or not settings.allows(IN_THE_GRAPH):
             raise _refusal(library, method)
@@ -112,6 +132,20 @@ class Draws:
         number = values.symbolic_number(value, source) if shapes.allowed else values.read(value, source)
         self.numbers.append(number)
         return number
+
+    def draw_array(self, method: str, args: tuple[Any, ...], keywords: tuple[tuple[str, Any], ...]) -> Any:
+        """The next array of NumPy's generator; None where that is none."""
+        values, library = self._interpreter.values, "numpy.random"
+        if values.in_backward or not self._interpreter.trace.settings.allows(IN_THE_GRAPH):
+            return None
+        calls = (*self._calls.get(library, ()), (method, args, keywords))
+        source = ArrayDraw(values.pin(_NUMPYS_GENERATOR, library), calls)
+        with private_tracing.disable_current_modes():
+            if type(Draw(source.base, calls).read(_NUMPYS_GENERATOR)) not in ARRAY:
+                return None
+            real = source.read(_NUMPYS_GENERATOR)
+        self._calls[library] = calls
+        return ComputedArray(values.read(real, source))
 
     def check(self) -> None:
         """The program has ended: no number may be held to what it is now, and few branches depend on them."""
@@ -135,10 +169,10 @@ def _with_symbols(settings: CaptureSettings) -> CaptureSettings:
     return dataclasses.replace(settings, shapes=dataclasses.replace(settings.shapes, numbers=numbers))
 
 
-def advance(library: str, calls: tuple[tuple[str, tuple[Any, ...]], ...]) -> None:
+def advance(library: str, calls: tuple[_Call, ...]) -> None:
     """Have a library's generator draw numbers that the check of an entry has computed already."""
-    for method, args in calls:
-        getattr(_generator_of(library), method)(*args)
+    for method, args, keywords in calls:
+        getattr(_generator_of(library), method)(*args, **dict(keywords))
 
 
 def _generator_of(library: str) -> Any:
@@ -202,6 +236,23 @@ for _method in _OF_PYTHON[1:]:
     _register(_method, vars(random.Random)[_method])
 
 
+def _plain(interpreter: TracingInterpreter, value: Any) -> Any:
+    """Sizes and bounds as they are now; another attempt begins where they are symbols."""
+    if type(value) in (tuple, list, torch.Size):
+        interpreter.values.whole(value)
+        return tuple(_plain(interpreter, item) for item in value)
+    if private_sizes.is_symbolic(value) and interpreter.trace.settings.shapes.allowed:
+        raise Retry("NumPy is given a size that changes", change=CaptureSettings.with_fewer_symbols)
+    return value
+
+
+def is_plain_data(value: Any) -> bool:
+    """Whether these are numbers, texts and tuples of them."""
+    return (
+        all(map(is_plain_data, value)) if type(value) is tuple else type(value) in (int, float, bool, str, type(None))
+    )
+
+
 def _of_numpy(interpreter: TracingInterpreter, function: Any, args: Arguments, kwargs: Keywords) -> Any:
     method = getattr(function, "__name__", "")
     is_known = method in _OF_NUMPY and vars(type(_NUMPYS_GENERATOR)).get(method) is function
@@ -212,6 +263,10 @@ def _of_numpy(interpreter: TracingInterpreter, function: Any, args: Arguments, k
     most = {"exponential": 1}.get(method, most)
     if is_known and args[0] is _NUMPYS_GENERATOR and not kwargs and len(args) <= most + 1 and _are_numbers(args[1:]):
         return interpreter.state(Draws).draw("numpy.random", method, tuple(args[1:]))
+    if method in _ARRAYS and args[0] is _NUMPYS_GENERATOR:
+        given = _plain(interpreter, args[1:]), tuple((name, _plain(interpreter, kwargs[name])) for name in kwargs)
+        if is_plain_data(given) and (found := interpreter.state(Draws).draw_array(method, *given)) is not None:
+            return found
     raise Break(f"numpy's {method} is called", "call it outside of the function")
 
 
