@@ -100,6 +100,23 @@ def inductor_runs_as_is(overloads: Iterable[OpOverload], *, instead: bool = Fals
             lowering.make_fallback(overload, warn=False, override_decomp=True)
 
 
+def inductor_keeps_strides(nodes: Iterable[torch.fx.Node]) -> None:
+    """Let Inductor hand torch's operators that it has no code for what lies in memory as it did in the capture.
+
+    It settles that for the process where a graph first needs one, and outside of a backward hands over anything.
+    """
+    from torch._inductor import lowering
+
+    for node in nodes:
+        overload: Any = node.target
+        has_code = overload in lowering.lowerings and overload not in lowering.fallbacks
+        if not has_code and lowering.maybe_layout_constraints(overload) is None:
+            keeps: Any = lowering.constrain_to_fake_tensors
+            lowering.make_fallback(overload, layout_constraint=keeps, warn=False, override_decomp=True)
+        if lowering.maybe_layout_constraints(overload) is lowering.constrain_to_fake_tensors:
+            node.meta["eager_input_vals"] = torch.fx.map_arg((node.args, node.kwargs), lambda item: item.meta["val"])
+
+
 def straight_call(compiled: Any) -> Callable[[list[Any]], Any]:
     """Inductor's graph without what it keeps records of at every call, which takes 2 us: the first call, and one under torch's
     profiler, go the whole way.

@@ -57,6 +57,18 @@ def keep_order_of_draws(job: Job) -> None:
         job.settings.setdefault("reorder_for_locality", False)
 
 
+def _padded(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+    y = F.conv2d(x, weight)
+    return torch.ops.aten.replication_pad2d_backward(y, y[..., :2, :2], [1, 1, 1, 1]) * 2  # type: ignore[no-any-return]
+
+
+@quirk(WORKAROUNDS, example=_example(_padded, (1, 3, 4, 4), (8, 3, 1, 1), stays=True))
+def keep_strides_for_kernels(job: Job) -> None:
+    """Hand kernels what lies as it did in the capture, as results of some lie alike: Inductor cares for that in a backward only."""
+    called = [node for node in job.graph.graph.nodes if getattr(node.target, "namespace", "") == "aten"]
+    job.before.append(lambda: private_inductor.inductor_keeps_strides(called))
+
+
 _FRACTIONAL = frozenset({torch.ops.aten.fractional_max_pool2d.default, torch.ops.aten.fractional_max_pool3d.default})
 
 
@@ -108,10 +120,9 @@ def _recurrent(x: torch.Tensor, state: torch.Tensor, weight: torch.Tensor, bias:
 
 @quirk(WORKAROUNDS, example=_example(_recurrent, (5, 1, 3), (1, 1, 3), (12, 3), (12,), order=1))
 def train_recurrent_layers_by_kernel(job: Job) -> None:
-    """Call oneDNN's layer of an LSTM as eager does, where its backward follows.
+    """Call oneDNN's layer of an LSTM as eager does where its backward follows: Inductor takes what it leaves for it for a float.
 
-    Inductor takes what the layer leaves for its backward for one float. Only oneDNN knows its size, so no size is looked at, and
-    it is there only where gradients are enabled.
+    Only oneDNN knows the size of that, so no size is looked at, and it is there only where gradients are enabled.
     """
     layer, backward = torch.ops.aten.mkldnn_rnn_layer.default, torch.ops.aten.mkldnn_rnn_layer_backward.default
     nodes = job.graph.graph.find_nodes(op="call_function", target=layer)

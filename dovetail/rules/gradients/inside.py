@@ -117,7 +117,7 @@ class Gradients:
         if not trace.freed:
             return
         with private_tracing.disable_current_modes(), private_calls.no_torch_function():
-            kind = type(freed(torch.empty(()), ()).grad_fn)
+            kind = type(freed(torch.empty(()), []).grad_fn)
             found = [item for item in trace.inputs if type(item.real.grad_fn) is kind and item.leaf.grad_fn is None]
         for traced in found:
             source = AttributeSource(self._values.guards.tensor_source(traced.index), "grad_fn")

@@ -154,8 +154,8 @@ class _ArrayKind(ValueKind):
     def call(self, interpreter: TracingInterpreter, function: Any, args: Arguments, kwargs: Keywords) -> Any:
         """An operator, a function of NumPy's, or one of torch's that makes a tensor of an array."""
         if function in _LEGACY and len(args) == 1 and not kwargs and args[0].tensor.dtype in _LEGACY[function]:
-            wanted = {"dtype": _LEGACY[function][0] or torch.get_default_dtype(), "copy": True}
-            return args[0].tensor.detach().to(memory_format=torch.contiguous_format, **wanted)
+            dtype = _LEGACY[function][0] or torch.get_default_dtype()
+            return args[0].tensor.detach().to(dtype, copy=True, memory_format=torch.contiguous_format)
         wanted = {name: item for name, item in kwargs.items() if item is not None}
         if (
             function in _INTO_TENSORS
