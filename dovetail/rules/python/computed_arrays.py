@@ -153,7 +153,8 @@ class _ArrayKind(ValueKind):
 
     def call(self, interpreter: TracingInterpreter, function: Any, args: Arguments, kwargs: Keywords) -> Any:
         """An operator, a function of NumPy's, or one of torch's that makes a tensor of an array."""
-        if function in _LEGACY and len(args) == 1 and not kwargs and args[0].tensor.dtype in _LEGACY[function]:
+        is_array = len(args) == 1 and type(args[0]) is ComputedArray and not args[0].is_scalar
+        if function in _LEGACY and is_array and not kwargs and args[0].tensor.dtype in _LEGACY[function]:
             dtype = _LEGACY[function][0] or torch.get_default_dtype()
             return args[0].tensor.detach().to(dtype, copy=True, memory_format=torch.contiguous_format)
         wanted = {name: item for name, item in kwargs.items() if item is not None}
