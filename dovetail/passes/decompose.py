@@ -33,6 +33,11 @@ IN_GRADIENTS = "in_gradients"
 _ORIGINS = "dovetail_origins"
 
 
+def stays_whole(*args: Any, **kwargs: Any) -> Any:
+    """As a rule of a table: the operator stays, also where torch has a formula in the place of autograd's kernel for it."""
+    return NotImplemented
+
+
 @decomposes
 def decompose_joint(lowering: Lowering, table: Table) -> torch.fx.GraphModule:
     """Apply all of the backend's table."""
@@ -73,8 +78,9 @@ class _Tracer(private_tracing.PythonKeyTracer):
 class _Decomposer(torch.fx.Interpreter):
     """Runs the old graph on fake tensors while the new one is recorded."""
 
-    def __init__(self, module: torch.fx.GraphModule, tracer: _Tracer, fake_mode: Any) -> None:
+    def __init__(self, module: torch.fx.GraphModule, tracer: _Tracer, fake_mode: Any, table: Table) -> None:
         super().__init__(module)
+        self.table = table
         self.old_entries = _entries(module)
         self.tracer = tracer
         self.fake_mode = fake_mode
@@ -84,7 +90,9 @@ class _Decomposer(torch.fx.Interpreter):
 
     def call_function(self, target: Any, args: Any, kwargs: Any) -> Any:
         """Decompose and record, or copy what an equal call has recorded."""
-        return self._repeats.run(target, args, kwargs)
+        is_whole = self.table.get(target) is stays_whole
+        with private_operators.BelowAutograd() if is_whole else contextlib.nullcontext():
+            return self._repeats.run(target, args, kwargs)
 
     def run_node(self, n: torch.fx.Node) -> Any:
         """Run one node; all nodes that it records belong to it."""
@@ -191,7 +199,7 @@ def decompose_graph(
     tracer.tensor_attrs = {}
     tracer.origins = {}
     with _recording(tracer, table or {}, fake_mode):
-        values = _Decomposer(graph_module, tracer, fake_mode).run(enable_io_processing=False)
+        values = _Decomposer(graph_module, tracer, fake_mode, table or {}).run(enable_io_processing=False)
         tracer.origin = None
         entries = [_entry(value, old, tracer) for value, old in zip(values, _entries(graph_module), strict=True)]
     output = graph.output(entries)

@@ -67,7 +67,10 @@ def magnitudes_that_wrap() -> contextlib.AbstractContextManager[None]:
 
 
 def bounds_of_truth_values() -> contextlib.AbstractContextManager[None]:
-    """In the block, truth values whose bounds are known can be compared with each other; Inductor asks which one is less."""
+    """In the block, truth values whose bounds are known can be compared with each other; Inductor asks which one is less.
+
+    What is used as a truth value and has bounds of another kind (Inductor's of ``a & b``) may be true or false.
+    """
     from torch.utils._sympy.value_ranges import SymPyValueRangeAnalysis, ValueRanges
 
     eq, min_or_max = SymPyValueRangeAnalysis.eq, SymPyValueRangeAnalysis.min_or_max
@@ -84,6 +87,11 @@ def bounds_of_truth_values() -> contextlib.AbstractContextManager[None]:
         is_bool = first.is_bool or second.is_bool
         return ValueRanges.unknown_bool() if is_bool else min_or_max(one, other, function)
 
+    def boolify(self: Any) -> Any:
+        return self if self.is_bool else ValueRanges.unknown_bool()
+
     return _written(
-        eq=(SymPyValueRangeAnalysis, classmethod(equal)), min_or_max=(SymPyValueRangeAnalysis, staticmethod(extreme))
+        eq=(SymPyValueRangeAnalysis, classmethod(equal)),
+        min_or_max=(SymPyValueRangeAnalysis, staticmethod(extreme)),
+        boolify=(ValueRanges, boolify),
     )

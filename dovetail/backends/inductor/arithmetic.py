@@ -7,6 +7,7 @@ Where an operator can be said in others that Inductor has right, it is decompose
 - ``x ** -0.5`` as eager's kernel has it, for which -inf has no result;
 - ``any`` of bytes, which are bytes. They were truth values;
 - ``ldexp``, which has the type of a product;
+- the place of the largest or smallest of numbers of 8 bits or truth values, from wider ones: in a vector, it was 0;
 - products of small matrices of whole numbers, which Inductor takes apart into sums of 64 bits: these become numbers of the type of
   the matrices. A product of which eager leaves a term out, as its factor is 0, stays a call;
 - ``index_select``, ``index_add`` and ``index_copy``, which refuse negative indices. Inductor counted these from the end.
@@ -155,6 +156,18 @@ def _scaled(value: Tensor, exponent: Tensor) -> Tensor:
     return value * torch.pow(2.0, exponent)
 
 
+def _places(operator: Any) -> Rule:
+    """A decomposition, for numbers of 8 bits and truth values, of an operator that gives the place of one, and maybe its value."""
+
+    def apply(value: Tensor, *args: Any, **kwargs: Any) -> Any:
+        if value.dtype.itemsize > 1:
+            return NotImplemented
+        found = operator(value.to(torch.int32), *args, **kwargs)
+        return found if isinstance(found, Tensor) else (found[0].to(value.dtype), found[1])
+
+    return apply
+
+
 def arithmetic(table: Mapping[Any, Rule]) -> dict[Any, Rule]:
     """Return the decompositions by operator; whatever they leave alone goes to those of ``table``."""
     found: dict[Any, Rule] = {
@@ -164,6 +177,7 @@ def arithmetic(table: Mapping[Any, Rule]) -> dict[Any, Rule]:
         **{getattr(_aten.any, name): _any for name in ("default", "dim", "dims")},
         _aten.pow.Tensor_Scalar: _power,
         _aten.ldexp.Tensor: _scaled,
+        **{item: _places(item) for item in (_aten.argmin.default, _aten.argmax.default, _aten.min.dim, _aten.max.dim)},
     }
     found = {operator: or_else(rule, table.get(operator)) for operator, rule in found.items()}
     changed = [(packet, _product) for packet in _PRODUCTS]
@@ -230,22 +244,34 @@ def wrap_magnitudes(job: Job) -> None:
         job.during.append(private_arithmetic.magnitudes_that_wrap)
 
 
-#: Operators that compare truth values, for which Inductor looks at the bounds of both.
+#: Operators that compare or combine truth values, for which Inductor looks at the bounds of both.
 _COMPARING = (
     *(getattr(packet, name) for packet in (_aten.eq, _aten.ne) for name in ("Tensor", "Scalar")),
     *(_aten.maximum.default, _aten.minimum.default),
+    *(getattr(_aten, name).Tensor for name in ("bitwise_and", "bitwise_or", "bitwise_xor")),
 )
+
+
+def _finite(x: torch.Tensor) -> torch.Tensor:
+    y = torch.arange(8).float()
+    return torch.where(y.isinf() & ~y.isnan(), y, y + 1)
 
 
 @quirk(
     WORKAROUNDS,
-    example=_example(
-        lambda x: ((torch.arange(8) < 4) != (torch.arange(8) < 6)) | torch.maximum(torch.arange(8) < 0, x > 3),
-        torch.arange(8.0),
-    ),
+    example={
+        "compared": _example(
+            lambda x: ((torch.arange(8) < 4) != (torch.arange(8) < 6)) | torch.maximum(torch.arange(8) < 0, x > 3),
+            torch.arange(8.0),
+        ),
+        "combined": _example(_finite, torch.arange(8.0)),
+    },
 )
 def compare_truth_values(job: Job) -> None:
-    """Compare truth values that come of known numbers: Inductor asks which of their bounds is less, which raises a TypeError."""
+    """Compare truth values that come of known numbers: Inductor asks which of their bounds is less, which raises a TypeError.
+
+    Where it knows no bounds of two of them, it takes their combination to be a whole number, and refuses that as a condition.
+    """
     if any(
         node.target in _COMPARING and node.args[0].meta["val"].dtype is torch.bool  # type: ignore[union-attr]
         for node in job.graph.graph.nodes
@@ -254,26 +280,38 @@ def compare_truth_values(job: Job) -> None:
 
 
 #: Operators whose kernels look at the numbers that they are given, and refuse some.
-LOOKING = (_aten.binary_cross_entropy.default,)
+LOOKING = (_aten.binary_cross_entropy.default, _aten.multilabel_margin_loss_forward.default)
 
 
 def _certain(x: torch.Tensor) -> torch.Tensor:
     return torch.nn.functional.binary_cross_entropy(x, torch.ones_like(x))
 
 
+def _labelled(x: torch.Tensor) -> torch.Tensor:
+    labels = torch.tensor([[1, -1, 2, 3], [-1, 0, 0, 0]])
+    return torch.nn.functional.multilabel_margin_loss(x, labels, reduction="none")
+
+
 @quirk(
     WORKAROUNDS,
-    example=lambda: Example(
-        _certain,
-        [(torch.full((3,), value),) for value in (0.5, 1.5)],
-        exact=False,
-        options={"backend": "inductor"},
-        stays=True,
-    ),
+    example={
+        "binary_cross_entropy": lambda: Example(
+            _certain,
+            [(torch.full((3,), value),) for value in (0.5, 1.5)],
+            exact=False,
+            options={"backend": "inductor"},
+            stays=True,
+        ),
+        "multilabel_margin_loss": _example(_labelled, torch.arange(8.0).reshape(2, 4), stays=True),
+    },
     issue="https://github.com/pytorch/pytorch/issues/193757",
 )
-def look_at_probabilities(job: Job) -> None:
-    """Take the binary cross entropy by eager's kernel, which refuses what is no probability; Inductor computed something of it."""
+def look_at_targets(job: Job) -> None:
+    """Take two losses by eager's kernels, which refuse some targets; Inductor computed something of them.
+
+    ``binary_cross_entropy`` refuses what is no probability. Of the labels of ``multilabel_margin_loss``, torch's decomposition
+    also counts those behind the first -1, which ends them.
+    """
     found = {target for target in LOOKING if _has(job, target)}
     if found:
         job.before.append(lambda: private_inductor.inductor_runs_as_is(found, instead=True))

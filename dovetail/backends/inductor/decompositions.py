@@ -27,6 +27,7 @@ import torch
 from torch import Tensor
 
 from dovetail.backends.inductor.arithmetic import LOOKING, arithmetic, or_else
+from dovetail.passes.decompose import stays_whole
 from dovetail.rules.optim.fused_updates import NAMES, takes_symbols
 from dovetail.rules.sizes.scalar_operators import takes_numbers
 from dovetail.torch_private import inductor as private_inductor
@@ -343,8 +344,8 @@ def wanted_decompositions() -> dict[Any, Rule]:
     table |= arithmetic(table)
     table |= outer_products(table)
     table[_aten.upsample_nearest2d_backward.default] = nearest_backward
-    kept = (target for target in table if target not in LOOKING and not draws_random_numbers(target))
-    return {target: table[target] for target in kept}
+    found = {target: rule for target, rule in table.items() if not draws_random_numbers(target)}
+    return found | dict.fromkeys(LOOKING, stays_whole)
 
 
 def _zeros_in_memory(size: Sequence[Any], **kwargs: Any) -> torch.Tensor:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import functools
 import math
+import operator
 from collections.abc import Callable
 from typing import Any
 
@@ -12,6 +14,7 @@ import torch
 import dovetail
 from dovetail.torch_private import compilers as private_compilers
 from dovetail.torch_private import inductor as private_inductor
+from tests.differential import check, leaf
 
 pytestmark = [
     pytest.mark.slow,
@@ -77,6 +80,17 @@ def test_truth_values_of_known_numbers_are_compared() -> None:
     _compare(program, torch.linspace(0, 1, 8))
 
 
+@pytest.mark.parametrize("both", [operator.and_, operator.or_, operator.xor])
+@pytest.mark.sampled(1)
+def test_combined_truth_values_of_known_numbers_are_conditions(both: Callable[..., Any]) -> None:
+    def program(x: torch.Tensor) -> torch.Tensor:
+        y = torch.arange(40.0)
+        condition = both(y.exp().isinf(), ~y.isnan())
+        return torch.where(both(condition, y > 9), y, x)
+
+    _compare(program, torch.linspace(0, 1, 40))
+
+
 def test_sine_positions_of_detection_transformers() -> None:
     """Their frequencies are computed from a row of numbers that is divided and rounded down."""
 
@@ -115,6 +129,32 @@ def test_a_term_without_a_factor_is_left_out() -> None:
         return torch.addmm(start, one, other, beta=0), torch.addmm(one, one * _NAN, other, alpha=0)
 
     _compare(program, nothing, one, other)
+
+
+@pytest.mark.parametrize("dtype", [torch.uint8, torch.int8, torch.bool, torch.int16])
+@pytest.mark.parametrize("shape", [(3, 70), (70, 3)])
+@pytest.mark.sampled(2)
+def test_places_of_extreme_numbers(dtype: torch.dtype, shape: tuple[int, ...]) -> None:
+    x = torch.randint(-9 if dtype.is_signed else 0, 120, shape).remainder(2 if dtype is torch.bool else 100).to(dtype)
+
+    def program(x: torch.Tensor) -> list[torch.Tensor]:
+        pairs = [*x.min(0), *x.min(1, keepdim=True), *x.max(0), *x.max(-1)]
+        places = [] if x.dtype is torch.bool else [x.argmin(), x.argmax(1), x.argmin(0, keepdim=True)]
+        return pairs + places + [x.amax(1), x.amin(0)]
+
+    _compare(program, x)
+
+
+@pytest.mark.parametrize("reduction", ["none", "mean", "sum"])
+@pytest.mark.sampled(1)
+def test_labels_behind_the_last_one_do_not_count(reduction: str) -> None:
+    labels = torch.tensor([[3, 0, -1, 1], [1, -1, 2, 3], [-1, 0, 0, 0], [0, 1, 2, 3]])
+    loss = functools.partial(torch.nn.functional.multilabel_margin_loss, reduction=reduction)
+    check(loss, leaf(4, 4), labels, exact=False, backend="inductor", tiers="wait", fullgraph=True)
+    check(loss, leaf(4), labels[1], exact=False, backend="inductor", tiers="wait", fullgraph=True)
+    compiled = dovetail.compile(loss, backend="inductor", tiers="wait", fullgraph=True)
+    with pytest.raises(RuntimeError):
+        compiled(torch.ones(4, 4), labels + 1)
 
 
 @pytest.mark.parametrize("x", [torch.ones(3, dtype=torch.bool), torch.arange(3), torch.ones(3).half()])
