@@ -9,6 +9,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
+from torch.nn import functional as F
 
 from dovetail.quirks.registry import Example, quirk
 from dovetail.torch_private import calls as private_calls
@@ -56,6 +57,10 @@ def _turned(x: torch.Tensor) -> torch.Tensor:
 
 def _channels_last(x: torch.Tensor) -> torch.Tensor:
     return x.contiguous(memory_format=torch.channels_last)
+
+
+def _half(x: torch.Tensor) -> torch.Tensor:
+    return torch.ones(x.narrow(2, 0, 2).shape)
 
 
 def _volume(x: torch.Tensor) -> torch.Tensor:
@@ -128,7 +133,9 @@ def batch_norm_layout(run: Run, operator: Any, args: Sequence[Any], kwargs: Mapp
     _aten.huber_loss_backward.default,
     _aten.native_layer_norm_backward.default,
     _aten._log_softmax_backward_data.default,
+    _aten.glu_backward.default,
     example={
+        "glu": _strides(_aten.glu_backward.default, _half, _channels_last, _number(2)),
         "log_softmax": _strides(
             _aten._log_softmax_backward_data.default, _itself, _plain, _number(1), _number(torch.float32)
         ),
@@ -149,32 +156,34 @@ def contiguous_gradient(run: Run, operator: Any, args: Sequence[Any], kwargs: Ma
 
 
 _PADDING = _number([1, 1, 1, 1, 1, 1])
-_PADDINGS = {
-    _aten.reflection_pad3d.default: _aten.reflection_pad3d_backward.default,
-    _aten.replication_pad3d.default: _aten.replication_pad3d_backward.default,
+_PADDED = {
+    _aten.reflection_pad3d_backward.default: 3,
+    _aten.replication_pad3d_backward.default: 3,
+    _aten.reflection_pad2d_backward.default: 2,
 }
 _IMAGES = {
-    **dict.fromkeys(_PADDINGS, (_PADDING,)),
+    **dict.fromkeys((_aten.reflection_pad3d.default, _aten.replication_pad3d.default), (_PADDING,)),
     _aten.max_unpool2d.default: (lambda x: torch.zeros(x.shape, dtype=torch.long), _number([3, 5])),
     _aten.native_channel_shuffle.default: (_number(3),),
 }
 
 
-def _padded(x: torch.Tensor) -> torch.Tensor:
-    return torch.ones([size + 2 * (place > 0) for place, size in enumerate(x.shape)])
+def _padded(count: int) -> tuple[Callable[[torch.Tensor], Any], ...]:
+    """The gradient of an image that is padded in its last dimensions, the image, and the padding."""
+    return lambda x: F.pad(torch.ones(x.shape), [1, 1] * count), _channels_last, _number([1, 1] * count)
 
 
 @quirk(
     FAKE,
-    *(*_IMAGES, _aten.channel_shuffle.default, *_PADDINGS.values()),
+    *(*_IMAGES, _aten.channel_shuffle.default, *_PADDED),
     example={
         **{str(kind): _strides(kind, _channels_last, *rest) for kind, rest in _IMAGES.items()},
-        **{str(kind): _strides(kind, _padded, _channels_last, _PADDING) for kind in _PADDINGS.values()},
+        **{str(kind): _strides(kind, *_padded(count)) for kind, count in _PADDED.items()},
     },
 )
 def image_layout(run: Run, operator: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
     """Keep channels-last on a CPU, as the kernels do."""
-    result, image = run(operator, args, kwargs), args[operator in _PADDINGS.values()]
+    result, image = run(operator, args, kwargs), args[operator in _PADDED]
     return _laid_out(result, private_kernels.suggested_memory_format(image)) if image.device.type == "cpu" else result
 
 
