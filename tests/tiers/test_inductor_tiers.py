@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -108,6 +109,33 @@ def test_sizes_that_change_get_their_kernels_in_the_background() -> None:
         0,
     ]
     assert log.count("tier 1") >= 1
+
+
+@pytest.mark.parametrize("is_step", [True, False])
+def test_sizes_that_turn_out_to_be_the_same(is_step: bool) -> None:
+    """The loss says that there are as many labels as examples: both sizes are one."""
+    models = make(), make()
+
+    def step(model: nn.Module, x: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
+        loss = nn.functional.cross_entropy(model(x), labels)
+        if is_step:
+            loss.backward()
+        return loss.detach() if is_step else loss
+
+    compiled: Any = dovetail.compile(step, backend="inductor", fullgraph=True)
+    for size in (9, 6, 7, 5, 8):
+        losses = []
+        for model, call in zip(models, (step, compiled)):
+            torch.manual_seed(size)
+            losses.append(call(model, torch.randn(size, 6), torch.randint(0, 3, (size,))))
+            if not is_step:
+                losses[-1].backward()
+        same(*losses, exact=False)
+        compare_modules(*models, "model", exact=False)
+        if size == 7:
+            dovetail.wait(compiled, 300)
+    log = dovetail.events_of(compiled)
+    assert log.count("tier 1") and not log.count("stays on tier 0"), log
 
 
 def test_a_killed_compiler_leaves_the_operators() -> None:

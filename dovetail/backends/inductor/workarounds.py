@@ -318,7 +318,13 @@ def give_sizes_as_inputs(job: Job) -> None:
             f"the size {missing[0]} is no size of an input",
             advice='use backend="aten", or dynamic=False for this function',
         )
-    chosen = [found for symbol, found in places.items() if symbol not in known]
+    # One for those that turned out to be the same: another process, which compiles the graph for this one, knows the one alone.
+    distinct: dict[Any, tuple[Place, Any]] = {}
+    for symbol, found in places.items():
+        expression = private_sizes.expression_of(found[1])
+        if known.isdisjoint((symbol, expression)) and private_sizes.symbols_of(expression):
+            distinct.setdefault(expression, found)
+    chosen = list(distinct.values())
     if not chosen:
         return
     last = job.graph.graph.find_nodes(op="placeholder")[-1]
