@@ -104,6 +104,10 @@ class Facts:
             return make_handle(carried_by(result).detach())
         found = result.detach().resolve_conj().resolve_neg()
         if not facts.has_layout_of(found) or found.untyped_storage()._cdata in taken:
-            found = facts.empty().copy_(found)
+            own = facts.empty()
+            # Of elements that lie in one place (an argument handed through that was expanded), one is written.
+            once = tuple(slice(0, 1) if step == 0 else slice(None) for step in own.stride())
+            own[once].copy_(found[once])
+            found = own
         taken.add(found.untyped_storage()._cdata)
         return found

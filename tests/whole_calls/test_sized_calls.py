@@ -217,3 +217,18 @@ def test_a_state_of_another_batch_is_eagers_error() -> None:
     for function in (program, compiled):
         with pytest.raises(RuntimeError, match="must match"):
             function(torch.randn(6, 3, 4), torch.randn(1, 2, 5))
+
+
+@pytest.mark.parametrize("shape", [(1, 3), (2, 3), (1, 1), (1,)])
+@pytest.mark.parametrize("order", [1, 2])
+def test_a_call_that_hands_an_expanded_gradient_through(shape: tuple[int, ...], order: int) -> None:
+    """``cumprod`` over one number gives the gradient that it gets, of which all elements may lie in one place."""
+    x = torch.randn(shape, requires_grad=True)
+    compiled = dovetail.compile(lambda x: x.cumprod(0), backend="aten", fullgraph=True)
+    found = []
+    for function in (lambda x: x.cumprod(0), compiled, compiled):
+        (gradient,) = torch.autograd.grad(function(x).sum(), x, create_graph=order > 1)
+        more = torch.autograd.grad(gradient.sum(), x) if gradient.requires_grad else ()
+        found.append((gradient.detach(), *more))
+    same(found[0], found[1])
+    same(found[0], found[2])
