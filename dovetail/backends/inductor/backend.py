@@ -23,7 +23,7 @@ import torch
 
 from dovetail import cache
 from dovetail.backends.common.outputs import guard_outputs, own_copy, promised_strides
-from dovetail.backends.inductor import arithmetic, complex_scatters, convolution_layouts, workarounds
+from dovetail.backends.inductor import arithmetic, complex_scatters, convolution_layouts, recurrent_layers, workarounds
 from dovetail.backends.inductor.decompositions import Decompositions
 from dovetail.backends.inductor.float_inputs import floats_as_tensors
 from dovetail.backends.inductor.generated import Generated, note
@@ -85,7 +85,8 @@ def _passes(key: str) -> dict[str, Any]:
 
     The files and the key also keep Inductor's cache from finding code that was compiled with other workarounds, or of other values.
     """
-    modules = (arithmetic, complex_scatters, convolution_layouts, workarounds, private_inductor, private_arithmetic)
+    own = (arithmetic, complex_scatters, convolution_layouts, recurrent_layers, workarounds)
+    modules = (*own, private_inductor, private_arithmetic)
     files = tuple(str(item.__file__) for item in modules)
     layouts = private_inductor.inductor_pass(convolution_layouts.lay_out_convolutions, files, key)
     order = private_inductor.inductor_schedule_pass()

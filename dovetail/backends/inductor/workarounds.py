@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import operator
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -15,7 +14,6 @@ from dovetail.errors import BackendError
 from dovetail.passes.recompute import asked_for_equality
 from dovetail.quirks.registry import Example, quirk
 from dovetail.torch_private import inductor as private_inductor
-from dovetail.torch_private import operators as private_operators
 from dovetail.torch_private import sizes as private_sizes
 from dovetail.torch_private import tensors as private_tensors
 from dovetail.trace.repeats import draws_random_numbers
@@ -24,7 +22,7 @@ from dovetail.trace.repeats import draws_random_numbers
 Place = tuple[int, str, int]
 
 
-def _example(
+def example(
     function: Callable[..., Any], *sizes: tuple[int, ...], order: int = 0, **more: Any
 ) -> Callable[[], Example]:
     """Return an example with ascending numbers as arguments; the second of two equal calls surely runs compiled code."""
@@ -42,7 +40,7 @@ def _draws(x: torch.Tensor, y: torch.Tensor) -> tuple[torch.Tensor, ...]:
     return (first * third).sum(0), second + F.dropout(y.sin(), 0.2, True), torch.randn_like(x), first
 
 
-@quirk(WORKAROUNDS, example=_example(_draws, (33, 9), (700,), stays=True))
+@quirk(WORKAROUNDS, example=example(_draws, (33, 9), (700,), stays=True))
 def keep_order_of_draws(job: Job) -> None:
     """Random operators draw in the order of the graph, by eager's kernels.
 
@@ -62,7 +60,7 @@ def _padded(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
     return torch.ops.aten.replication_pad2d_backward(y, y[..., :2, :2], [1, 1, 1, 1]) * 2  # type: ignore[no-any-return]
 
 
-@quirk(WORKAROUNDS, example=_example(_padded, (1, 3, 4, 4), (8, 3, 1, 1), stays=True))
+@quirk(WORKAROUNDS, example=example(_padded, (1, 3, 4, 4), (8, 3, 1, 1), stays=True))
 def keep_strides_for_kernels(job: Job) -> None:
     """Hand kernels what lies as it did in the capture, as results of some lie alike: Inductor cares for that in a backward only."""
     called = [node for node in job.graph.graph.nodes if getattr(node.target, "namespace", "") == "aten"]
@@ -77,7 +75,7 @@ def _fractional(x: torch.Tensor) -> torch.Tensor:
     return F.fractional_max_pool3d(x.cumsum(2), 2, (4, 4, 4), _random_samples=samples) * 1  # type: ignore[no-any-return]
 
 
-@quirk(WORKAROUNDS, example=_example(_fractional, (1, 1, 7, 7, 7), stays=True))
+@quirk(WORKAROUNDS, example=example(_fractional, (1, 1, 7, 7, 7), stays=True))
 def pool_fractions_by_kernel(job: Job) -> None:
     """Pool by eager's kernel: Inductor takes the samples of three dimensions in reverse, and rounds their places otherwise."""
     found = _FRACTIONAL & {node.target for node in job.graph.graph.nodes}
@@ -92,7 +90,7 @@ def _averaged(x: torch.Tensor) -> torch.Tensor:
     return F.avg_pool2d(x.cumsum(2), 2, ceil_mode=True).square()
 
 
-@quirk(WORKAROUNDS, example=_example(_averaged, (1, 1, 7, 7), order=1, stays=True))
+@quirk(WORKAROUNDS, example=example(_averaged, (1, 1, 7, 7), order=1, stays=True))
 def average_cut_windows_by_kernel(job: Job) -> None:
     """Give the gradient of ``avg_pool`` with ``ceil_mode`` by eager's kernel: Inductor divides the windows that are cut off at
     the end by the size of whole ones.
@@ -105,7 +103,7 @@ def average_cut_windows_by_kernel(job: Job) -> None:
         job.before.append(lambda: private_inductor.inductor_runs_as_is(cut, instead=True))
 
 
-@quirk(WORKAROUNDS, example=_example(lambda x: torch.var_mean(x, correction=0), (0, 5), stays=True))
+@quirk(WORKAROUNDS, example=example(lambda x: torch.var_mean(x, correction=0), (0, 5), stays=True))
 def moments_of_nothing_by_kernel(job: Job) -> None:
     """Give the mean of no numbers by eager's kernel, NaN: with the variance, Inductor computes it as 0."""
     moments = torch.ops.aten.var_mean.correction
@@ -114,35 +112,7 @@ def moments_of_nothing_by_kernel(job: Job) -> None:
         job.before.append(lambda: private_inductor.inductor_runs_as_is({moments}, instead=True))
 
 
-def _recurrent(x: torch.Tensor, state: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor) -> torch.Tensor:
-    return torch.lstm(x, (state, state), (weight, weight, bias, bias), True, 1, 0.0, True, False, False)[0] * 2
-
-
-@quirk(WORKAROUNDS, example=_example(_recurrent, (5, 1, 3), (1, 1, 3), (12, 3), (12,), order=1))
-def train_recurrent_layers_by_kernel(job: Job) -> None:
-    """Call oneDNN's layer of an LSTM as eager does where its backward follows: Inductor takes what it leaves for it for a float.
-
-    Only oneDNN knows the size of that, so no size is looked at, and it is there only where gradients are enabled.
-    """
-    layer, backward = torch.ops.aten.mkldnn_rnn_layer.default, torch.ops.aten.mkldnn_rnn_layer_backward.default
-    nodes = job.graph.graph.find_nodes(op="call_function", target=layer)
-    if any(part.target is operator.getitem and part.args[1] == 3 for node in nodes for part in node.users):
-        job.before.append(lambda: private_inductor.inductor_runs_as_is({layer}, instead=True))
-        job.wrappers.append(_with_gradients_enabled)
-    elif not job.graph.graph.find_nodes(op="call_function", target=backward):
-        return
-    job.settings["size_asserts"] = False
-
-
-def _with_gradients_enabled(call: CompiledCallable) -> CompiledCallable:
-    def run(inputs: list[Any]) -> Any:
-        with private_operators.BelowAutograd(), torch.enable_grad():
-            return call(inputs)
-
-    return run
-
-
-@quirk(WORKAROUNDS, example=_example(lambda x: (F.dropout(x, 0.5), x * 2)[1], (5,)))
+@quirk(WORKAROUNDS, example=example(lambda x: (F.dropout(x, 0.5), x * 2)[1], (5,)))
 def keep_unused_draws(job: Job) -> None:
     """Random operators draw even if nobody uses their results: later draws must be eager's.
 
@@ -166,7 +136,7 @@ def keep_unused_draws(job: Job) -> None:
         job.wrappers.append(lambda call: lambda inputs: list(call(inputs))[:-count])
 
 
-@quirk(WORKAROUNDS, example=_example(lambda x, y: x.sin().add(x @ y, alpha=0.1), (3, 3), (3, 3)), until="2.15")
+@quirk(WORKAROUNDS, example=example(lambda x, y: x.sin().add(x @ y, alpha=0.1), (3, 3), (3, 3)), until="2.15")
 def scale_before_adding(job: Job) -> None:
     """Write a sum with a factor as a product and a sum: Inductor makes ``addmm`` of a sum with ``mm``, and drops the factor."""
     for node in job.graph.graph.find_nodes(op="call_function", target=torch.ops.aten.add.Tensor):
@@ -215,7 +185,7 @@ def _is_statistic(node: torch.fx.Node) -> bool:
     return squeezed.meta["val"].dim() == 1 and squeezed.all_input_nodes[0].meta["val"].dim() > 2
 
 
-@quirk(WORKAROUNDS, example=_example(_rounded, (50,)))
+@quirk(WORKAROUNDS, example=example(_rounded, (50,)))
 def keep_explicit_rounding(job: Job) -> None:
     """Round where the program converts to half precision and back: Inductor computes half precision in single, and rounded nothing.
 
@@ -245,7 +215,7 @@ def _fifty(x: torch.Tensor) -> torch.Tensor:
 
 @quirk(
     WORKAROUNDS,
-    example=_example(_fifty, (50,)),
+    example=example(_fifty, (50,)),
     issue="https://github.com/pytorch/pytorch/issues/195214",
 )
 def round_before_comparing(job: Job) -> None:
@@ -268,7 +238,7 @@ def _first_largest(x: torch.Tensor) -> torch.Tensor:
 
 @quirk(
     WORKAROUNDS,
-    example=_example(_first_largest, (5, 3)),
+    example=example(_first_largest, (5, 3)),
     issue="https://github.com/pytorch/pytorch/issues/186799",
     since="2.13",
 )
@@ -360,7 +330,7 @@ WORKAROUNDS.append(give_sizes_as_inputs)
 
 
 @quirk(
-    WORKAROUNDS, example=_example(lambda x: F.dropout(F.layer_norm(x, (16,)), 0.3), (3, 4, 16), order=1), until="2.14"
+    WORKAROUNDS, example=example(lambda x: F.dropout(F.layer_norm(x, (16,)), 0.3), (3, 4, 16), order=1), until="2.14"
 )
 def keep_reads_behind_writes(job: Job) -> None:
     """Kernels that read a written buffer run after the write (see :func:`private_inductor.reads_stay_behind_writes`)."""
@@ -375,7 +345,7 @@ def _added_to_itself(x: torch.Tensor) -> torch.Tensor:
 _PUTS = (torch.ops.aten.index_put.default, torch.ops.aten._unsafe_index_put.default)
 
 
-@quirk(WORKAROUNDS, example=_example(_added_to_itself, (4, 5)))
+@quirk(WORKAROUNDS, example=example(_added_to_itself, (4, 5)))
 def put_copies_of_parts(job: Job) -> None:
     """Put copies of what lies in the tensor that it is put into (``index_add``, ``index_put``).
 
@@ -411,7 +381,7 @@ def _written_again(x: torch.Tensor) -> torch.Tensor:
 
 def _written_example() -> Example:
     _writing_operator()
-    return _example(_written_again, (5,))()
+    return example(_written_again, (5,))()
 
 
 @quirk(WORKAROUNDS, example=_written_example, since="2.13")
@@ -463,7 +433,7 @@ _LAZY = {
 }
 
 
-@quirk(WORKAROUNDS, example=_example(_conjugated, (4, 4), order=2))
+@quirk(WORKAROUNDS, example=example(_conjugated, (4, 4), order=2))
 def compute_conjugates(job: Job) -> None:
     """Conjugates are values. A lazy one is a view with a mark, which Inductor's views of it lose."""
     moved: set[torch.fx.Node] = set()
