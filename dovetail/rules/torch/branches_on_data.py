@@ -26,7 +26,7 @@ import functools
 import operator
 import types
 import weakref
-from collections.abc import Mapping, Sequence
+from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -98,7 +98,7 @@ def follow(interpreter: TracingInterpreter, condition: Any, jump: Jump | None) -
     if read:
         sources = tuple(values.guards.tensor_source(item.index) for item in read)
         text = f"the branch on {', '.join(source.name for source in sources)}"
-        if not (is_torchs or trace.settings.one_graph) and _changes_often(trace, text, answer):
+        if not (is_torchs or trace.settings.one_graph) and _changes_often(trace, (text, replay), answer):
             return NotImplemented
         values.guard(ComputedSource(replay, sources, text), Equals(answer), "a branch depends on it")
     return answer
@@ -112,11 +112,11 @@ def _is_flag(values: Values, item: TracedInput) -> bool:
     return item.real.numel() == 1 and is_kept and _is_small(item.real)
 
 
-def _changes_often(trace: Trace, text: str, answer: bool) -> bool:
-    """Whether the answers to this question have differed from capture to capture, more than from untrue to true and back."""
-    last, changes = trace.settings.observed.get(text, (answer, 0))
+def _changes_often(trace: Trace, question: Hashable, answer: bool) -> bool:
+    """Whether the answers to a question have differed from capture to capture, more than from untrue to true and back."""
+    last, changes = trace.settings.observed.get(question, (answer, 0))
     changes += last != answer
-    trace.findings.observed[text] = answer, changes
+    trace.findings.observed[question] = answer, changes
     return bool(changes > _MOST_CHANGES)
 
 

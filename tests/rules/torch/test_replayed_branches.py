@@ -159,15 +159,18 @@ class Warming(torch.nn.Module):
         return x.sin()
 
 
-@pytest.mark.parametrize(("every", "entries"), [(100, 3), (2, 5), (3, 5)])
-def test_a_counter_that_a_module_keeps(every: int, entries: int) -> None:
+@pytest.mark.parametrize(
+    ("every", "entries", "fullgraph"), [(100, 3, True), (2, 5, True), (3, 5, True), (100, 3, False)]
+)
+def test_a_counter_that_a_module_keeps(every: int, entries: int, fullgraph: bool) -> None:
     ours, theirs = Warming(every), Warming(every)
-    compiled = dovetail.compile(ours, backend="aten", fullgraph=True)
+    compiled = dovetail.compile(ours, backend="aten", fullgraph=fullgraph)
     for _ in range(9):
         x = torch.ones(3)
         same(compiled(x), theirs(x), exact=True)
         same(dict(ours.named_buffers()), dict(theirs.named_buffers()))
     assert entries_of(compiled) <= entries
+    assert not dovetail.events_of(compiled).count("graph break")
 
 
 @pytest.mark.usefixtures("quiet")
