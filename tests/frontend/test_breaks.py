@@ -687,7 +687,7 @@ def test_super_after_a_break_finds_the_object() -> None:
 def _pairs(x: torch.Tensor) -> torch.Tensor:
     found = []
     for _, (left, right) in enumerate(zip(x.unbind(0), x.unbind(1), strict=True)):
-        scale = float((left * right).mean())
+        scale = (left * right).mean().tolist()
         found.append(left * scale + right)
     return torch.stack(found)
 
@@ -699,7 +699,7 @@ def _branches(x: torch.Tensor) -> torch.Tensor:
 
 
 def _comprehension(x: torch.Tensor) -> torch.Tensor:
-    return torch.stack([row * float(row.sum()) for row in x.unbind(0)])
+    return torch.stack([row * row.sum().tolist() for row in x.unbind(0)])
 
 
 def _prints(x: torch.Tensor) -> torch.Tensor:
