@@ -139,9 +139,7 @@ def _describe_forward(trace: Trace, result: CaptureResult) -> _Forward:
         for position, value in enumerate(described.values)
     )
     if torch.is_inference_mode_enabled() and any(differentiable):
-        raise CaptureError(
-            "gradients are recorded in inference_mode(False)", advice="call it outside of inference_mode"
-        )
+        raise CaptureError("gradients are recorded in inference_mode(False)", advice="call it outside of that mode")
     if trace.replicas and any(differentiable):
         raise CaptureError(
             "DistributedDataParallel is called, and a result of it leaves the graph before backward() is",
@@ -166,15 +164,9 @@ def _describe_forward(trace: Trace, result: CaptureResult) -> _Forward:
 def _freed_outputs(trace: Trace, described: DescribedOutputs) -> set[int]:
     """The outputs whose autograd graph a ``backward()`` inside has freed; raises :class:`CaptureError` for partly freed ones."""
     freed = {position for position, value in enumerate(described.values) if trace.is_freed(value)}
-    if any(item.differentiable and item.output_index in freed for item in described.mutations):
-        raise CaptureError(
-            "an input is written to by what a backward() inside has freed", advice="pass retain_graph=True to it"
-        )
     if not all(_leads_to_freed_only(described.values[position].grad_fn, trace.freed) for position in freed):
-        raise CaptureError(
-            "a result was computed from what a backward() inside has freed, and from something else",
-            advice="pass retain_graph=True to that backward",
-        )
+        what = "a result was computed from what a backward() inside has freed, and from something else"
+        raise CaptureError(what, advice="pass retain_graph=True to that backward")
     return freed
 
 

@@ -196,7 +196,7 @@ class _Description:
         index = self._add(item.value, MutatedInput(descriptor))
         counted_anyway = sum(change.input_index == item.index for change in self._trace.metadata_changes)
         counted = private_tensors.version_of(item.value) - item.original_version - counted_anyway
-        return Mutation(item.index, index, differentiable, counted)
+        return Mutation(item.index, index, differentiable, counted, differentiable and self._trace.is_freed(item.value))
 
 
 def _written_inputs(trace: Trace) -> list[TracedInput]:

@@ -103,7 +103,7 @@ def encode_spec(spec: RuntimeSpec) -> dict[str, Any]:
         "input_requires_grad": list(spec.input_requires_grad),
         "output_differentiable": list(spec.output_differentiable),
         "outputs": list(map(_encode_output, spec.outputs)),
-        "mutations": list(map(dataclasses.asdict, spec.mutations)),
+        "mutations": list(map(_encode_mutation, spec.mutations)),
         "feeding": [],
         "ties": [
             {"output": item.output, "results": list(item.results), "inputs": list(item.inputs)}
@@ -112,6 +112,14 @@ def encode_spec(spec: RuntimeSpec) -> dict[str, Any]:
         "freed_together": None if freed is None else [sorted(item) for item in freed],
         "arrangement": list(spec.leaf_order),
     }
+
+
+def _encode_mutation(mutation: Mutation) -> dict[str, Any]:
+    found = dataclasses.asdict(mutation)
+    if found.pop("is_freed"):
+        advice = "write its detached value"
+        raise ArtefactError("an input is written to by what a backward inside has freed", advice=advice)
+    return found
 
 
 def _encode_output(output: OutputTensor) -> dict[str, Any]:

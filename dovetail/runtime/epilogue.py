@@ -40,18 +40,24 @@ class _Freed(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, holder: Tensors, *sources: torch.Tensor) -> torch.Tensor:
-        return holder[0]
+        if not holder:
+            ctx.mark_dirty(sources[0])
+        return (holder or sources)[0]
 
     @staticmethod
     def backward(ctx: Any, *gradients: Any) -> Any:
         raise RuntimeError(FREED)
 
 
-def freed(value: torch.Tensor, inputs: Tensors) -> torch.Tensor:
-    """A result of the call as eager leaves it after a backward: it requires a gradient, and to ask for one is eager's error."""
-    edges = [item for item in inputs if getattr(item, "requires_grad", False)] or [torch.empty((), requires_grad=True)]
+def freed(value: torch.Tensor, inputs: Tensors, is_input: bool = False) -> torch.Tensor:
+    """A result of the call as eager leaves it after a backward: it requires a gradient, and to ask for one is eager's error.
+
+    ``is_input``: it is an input with the new value in it, which becomes such a tensor, and counts a write.
+    """
+    edges = [item for item in inputs if getattr(item, "requires_grad", False) and item is not value]
+    given: list[Any] = [[], value] if is_input else [[value.detach()]]
     with torch.enable_grad():
-        return _Freed.apply([value.detach()], *edges)  # type: ignore[no-any-return, no-untyped-call]
+        return _Freed.apply(*given, *(edges or [torch.empty((), requires_grad=True)]))  # type: ignore[no-any-return, no-untyped-call]
 
 
 def is_inside(spec: RuntimeSpec, item: OutputDependency) -> bool:
@@ -151,7 +157,9 @@ class Epilogue:
             torch.autograd.graph.increment_version(target)
             return
         with torch.set_grad_enabled(mutation.differentiable):
-            (target if mutation.counted else target.data).copy_(value)
+            (target if mutation.counted and not mutation.is_freed else target.data).copy_(value)
+        if mutation.is_freed:
+            freed(target, inputs, is_input=True)
 
     def _result(self, output: OutputTensor, inputs: Tensors, outputs: Tensors, before: Tensors) -> torch.Tensor:
         if isinstance(output, FreshOutput):

@@ -54,13 +54,14 @@ class Mutation:
     """Input ``input_index`` was written to; its new value is the graph's forward output ``output_index``.
 
     ``differentiable``: eager's write was recorded by autograd, so the write-back is too. ``counted`` is the number of writes
-    that the tensor's version counter has seen; it sees none that went through ``.data``.
+    that the tensor's version counter has seen; it sees none that went through ``.data``. ``is_freed``: see :class:`FreshOutput`.
     """
 
     input_index: int
     output_index: int
     differentiable: bool
     counted: int = 1
+    is_freed: bool = False
 
 
 @dataclass(frozen=True)
