@@ -99,9 +99,16 @@ def peaks(step: Step, numbers: range) -> dict[str, Any]:
 
 
 def operations(step: Step, numbers: range) -> dict[str, Any]:
-    """Return the floating-point operations of a step, those of matrix products and convolutions."""
-    with FlopCounterMode(display=False) as counter:
-        step(numbers.start)
+    """Return the floating-point operations of a step, those of matrix products and convolutions; nothing where torch cannot
+    count them: its counter follows modules by hooks, which fail where the step itself takes gradients of leaves.
+    """
+    try:
+        with FlopCounterMode(display=False) as counter:
+            step(numbers.start)
+    except RuntimeError as error:
+        if "_will_engine_execute_node" not in str(error):
+            raise
+        return {}
     return {"operations": counter.get_total_flops()}
 
 
@@ -189,7 +196,7 @@ def rows_of(program: str, results: dict[str, dict[str, Any]], peak: float) -> li
                 "-" if result["process"] is None else f"{result['process'] / 2**20:.0f} MiB",
                 f"{result['seconds']:.1f} s",
                 f"{result['off']:.0e}",
-                f"{operations / median / peak:.0%}",
+                f"{operations / median / peak:.0%}" if operations else "-",
             )
         )
     return rows
