@@ -246,11 +246,11 @@ def _plain(interpreter: TracingInterpreter, value: Any) -> Any:
     return value
 
 
-def is_plain_data(value: Any) -> bool:
+def _is_plain_data(value: Any) -> bool:
     """Whether these are numbers, texts and tuples of them."""
-    return (
-        all(map(is_plain_data, value)) if type(value) is tuple else type(value) in (int, float, bool, str, type(None))
-    )
+    if type(value) is tuple:
+        return all(map(_is_plain_data, value))
+    return type(value) in (int, float, bool, str, type(None))
 
 
 def _of_numpy(interpreter: TracingInterpreter, function: Any, args: Arguments, kwargs: Keywords) -> Any:
@@ -265,7 +265,7 @@ def _of_numpy(interpreter: TracingInterpreter, function: Any, args: Arguments, k
         return interpreter.state(Draws).draw("numpy.random", method, tuple(args[1:]))
     if method in _ARRAYS and args[0] is _NUMPYS_GENERATOR:
         given = _plain(interpreter, args[1:]), tuple((name, _plain(interpreter, kwargs[name])) for name in kwargs)
-        if is_plain_data(given) and (found := interpreter.state(Draws).draw_array(method, *given)) is not None:
+        if _is_plain_data(given) and (found := interpreter.state(Draws).draw_array(method, *given)) is not None:
             return found
     raise Break(f"numpy's {method} is called", "call it outside of the function")
 

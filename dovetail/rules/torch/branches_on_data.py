@@ -49,7 +49,6 @@ from dovetail.torch_private import tensors as private_tensors
 from dovetail.torch_private import tracing as private_tracing
 from dovetail.trace import ASSUMPTION, Trace, TracedInput
 from dovetail.trace.settings import DATA_GUARDS
-from dovetail.whole_calls.operator import WHOLE_CALL
 
 # The user's own branches can be written in another way, and would hold the graph to answers that change at every call: of these
 # only those on flags are followed.
@@ -301,7 +300,9 @@ def _is_pure(node: torch.fx.Node, constants: Mapping[str, Any]) -> bool:
     target: Any = node.args[0].target if _is_item_of_list(node) else node.target  # type: ignore[union-attr]
     if isinstance(target, private_operators.OpOverload):
         random = torch.Tag.nondeterministic_seeded in target.tags
-        return node.op == "call_function" and target is not WHOLE_CALL and not random and not target._schema.is_mutable
+        # An operator of a library may count its calls, and one of Dovetail's runs code of the program.
+        is_torchs = target.namespace in ("aten", "prims")
+        return node.op == "call_function" and is_torchs and not random and not target._schema.is_mutable
     return node.op == "call_function" and (target in PYTHON_ONLY or target in (real_power, operator.getitem))
 
 

@@ -49,11 +49,9 @@ def _product(interpreter: TracingInterpreter, function: Any, args: Arguments, kw
     operands = (owner, *args) if isinstance(owner, torch.Tensor) else args
     if getattr(function, "__name__", "") == "__rmatmul__":
         operands = operands[::-1]
-    return (
-        interpreter.native(torch.bmm, _in_batches(*operands), {})
-        if _is_in_batches(interpreter, operands, kwargs)
-        else NotImplemented
-    )
+    if not _is_in_batches(interpreter, operands, kwargs):
+        return NotImplemented
+    return interpreter.native(torch.bmm, _in_batches(*operands), {})
 
 
 @method_rule("scaled_dot_product_attention")
@@ -80,16 +78,12 @@ def _is_in_batches(interpreter: TracingInterpreter, operands: Arguments, kwargs:
 
     In a trace, torch takes each tensor for one of a subclass, and makes one product of them, which rounds in another way.
     """
-    if (
-        kwargs
-        or len(operands) != 2
-        or not interpreter.trace.settings.exact
-        or private_state.functorch_level() is not None
-    ):
+    are_batches = all(isinstance(item, torch.Tensor) and item.dim() == 3 for item in operands)
+    if kwargs or len(operands) != 2 or not are_batches or not interpreter.trace.settings.exact:
         return False
     first, second = operands
-    are_batches = all(isinstance(item, torch.Tensor) and item.dim() == 3 for item in operands)
-    return are_batches and not second.requires_grad and second.shape[0] == 1 and first.shape[0] != 1
+    is_for_all = second.shape[0] == 1 and first.shape[0] != 1
+    return is_for_all and not second.requires_grad and private_state.functorch_level() is None
 
 
 def _in_batches(first: torch.Tensor, second: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:

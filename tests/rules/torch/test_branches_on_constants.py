@@ -9,7 +9,7 @@ import torch
 
 import dovetail
 from dovetail.errors import GraphBreakError
-from tests.differential import check_calls, leaf
+from tests.differential import check_calls, leaf, same
 
 
 def steps_of_a_solver(x: torch.Tensor, function: Any = torch.sin) -> torch.Tensor:
@@ -80,3 +80,35 @@ def test_a_number_that_cannot_be_iterated_beside_numbers_of_data() -> None:
         return tolerance(x) * count.item()
 
     check_calls(function, [(leaf(3), torch.tensor(2.0)), (leaf(3), torch.tensor(3.0))], entries=1, fullgraph=True)
+
+
+CALLS = [0]
+
+
+@torch.library.custom_op("dovetail_constants::count", mutates_args=())
+def count(x: torch.Tensor) -> torch.Tensor:
+    CALLS[0] += 1
+    return x + CALLS[0]
+
+
+@count.register_fake
+def _(x: torch.Tensor) -> torch.Tensor:
+    return torch.empty_like(x)
+
+
+@pytest.mark.usefixtures("quiet")
+@pytest.mark.parametrize(
+    "program",
+    [
+        lambda x: x + 1 if count(torch.zeros(1)) > 2 else x - 1,
+        lambda x: (x, count(torch.zeros(2)).tolist()),
+        lambda x: x * int(count(torch.zeros((), dtype=torch.int64))),
+    ],
+    ids=["a branch", "a list", "a number"],
+)
+def test_an_operator_of_a_library_may_give_something_else_each_time(program: Any) -> None:
+    found = []
+    for call in (program, dovetail.compile(program, backend="aten")):
+        CALLS[0] = 0
+        found.append([call(torch.ones(2)) for _ in range(4)])
+    same(*found)
