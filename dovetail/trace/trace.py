@@ -217,9 +217,7 @@ class Trace:
         vars(self).pop("functional_mode", None)
 
     def input(self, real: torch.Tensor, name: str) -> TracedInput:
-        """The traced input for a real tensor, or for a fake one of the caller's own fake mode; the same tensor gives the
-        same input. Raises :class:`CaptureError`.
-        """
+        """The traced input for a real tensor, or a fake one of the caller's own fake mode. Raises :class:`CaptureError`."""
         found = self._by_real.get(id(real))
         if found is not None:
             return found
@@ -288,6 +286,11 @@ class Trace:
         """The input whose traced value this very object is."""
         return self._by_value.get(id(value))
 
+    def replace_value(self, item: TracedInput, value: torch.Tensor) -> None:
+        """Have another traced value stand for an input; the one of before is known as well."""
+        item.value = value
+        self._by_value[id(value)] = item
+
     def note_metadata_change(self, target: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
         """An operator has changed a tensor's size, strides or offset in place; for an input, the call does it again."""
         item = self.input_of(args[0])
@@ -308,10 +311,7 @@ class Trace:
         )
 
     def changes(self, key: Hashable, value: Any) -> bool:
-        """Note a plain value for later captures of the same function; returns whether captures have seen different ones.
-
-        No guard is made of it. The rule that asks chooses the key.
-        """
+        """Note a plain value, without a guard, for later captures of the same function; returns whether it has differed."""
         earlier = self.settings.observed.get(key, value)
         differs = earlier is CHANGES or bool(earlier != value)
         self.findings.observed[key] = CHANGES if differs else value
