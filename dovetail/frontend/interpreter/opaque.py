@@ -100,9 +100,8 @@ def guard_deep(values: Values, value: Any, seen: dict[int, Any]) -> None:
         return
     seen[id(value)] = value
     if isinstance(value, (torch.Tensor, torch.nn.Module)):
-        raise Break(
-            f"a {type(value).__name__} is copied by copy.deepcopy", "use .clone(), or copy outside of the function"
-        )
+        kind = "tensor" if isinstance(value, torch.Tensor) else type(value).__name__
+        raise Break(f"a {kind} is copied by copy.deepcopy", "use .clone(), or copy outside of the function")
     children: list[Any] = []
     if isinstance(value, (list, tuple, set, frozenset, deque, dict)):
         values.whole(value)

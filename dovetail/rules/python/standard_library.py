@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import collections
-import copy
 import functools
 import inspect
 import logging
@@ -19,9 +18,7 @@ import torch
 from dovetail.frontend.code.frame import Break
 from dovetail.frontend.interpreter.builtin_rules import own_check
 from dovetail.frontend.interpreter.callbacks import callback_codes, watched
-from dovetail.frontend.interpreter.containers import HASHING
 from dovetail.frontend.interpreter.lookup import python_method
-from dovetail.frontend.interpreter.opaque import guard_deep
 from dovetail.frontend.protocol import TracingInterpreter
 from dovetail.frontend.rules import Arguments, Keywords, rule
 from dovetail.guards import Answers
@@ -112,16 +109,6 @@ def _count_elements(interpreter: TracingInterpreter, args: Arguments, kwargs: Ke
     for item in interpreter.drain(items):
         known = interpreter.call(counts.get, (item, 0), {})
         interpreter.store_item(counts, item, known + 1)
-
-
-@rule(copy.deepcopy)
-def _deepcopy(interpreter: TracingInterpreter, args: Arguments, kwargs: Keywords) -> Any:
-    if len(args) != 1 or kwargs:
-        raise Break("copy.deepcopy is called with a memo", "copy outside of the function")
-    seen: dict[int, Any] = {}
-    guard_deep(interpreter.values, args[0], seen)
-    with watched(copy.deepcopy, callback_codes(seen.values(), HASHING)):
-        return copy.deepcopy(args[0])
 
 
 @rule(object.__reduce_ex__)
