@@ -142,11 +142,16 @@ def overlapping_write(operator: Any, args: Sequence[Any], kwargs: Mapping[str, A
         for other_at, (other, _) in enumerate(operands):
             if other_at == at or other.untyped_storage()._cdata != storage:
                 continue
-            if _overlap_partly(target, other) or (jumps and _lie_alike(target, other)):
+            adds_to = other_at == 0 and schema.name in _ADD_TO_THEIR_FIRST
+            if _overlap_partly(target, other) or (jumps and not adds_to and _lie_alike(target, other)):
                 raise RefusedOperatorError(
                     f"{operator} writes to memory that it also reads{'' if jumps else ', at another place'}",
                     advice="clone the operand first",
                 )
+
+
+# Their first operand may be the result: ``addmm_`` is ``addmm`` with ``out=self``.
+_ADD_TO_THEIR_FIRST = frozenset(f"aten::{name}" for name in ("addbmm", "addmm", "addmv", "addr", "baddbmm"))
 
 
 def _lie_alike(left: torch.Tensor, right: torch.Tensor) -> bool:
