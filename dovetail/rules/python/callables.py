@@ -21,6 +21,7 @@ import torch
 from dovetail.errors import UnbuildableError
 from dovetail.frontend.code.frame import Break, LetGo
 from dovetail.frontend.interpreter.call_tables import LOOKING, runs_natively
+from dovetail.frontend.interpreter.opaque import guard_deep
 from dovetail.frontend.protocol import TracingInterpreter
 from dovetail.frontend.rules import Arguments, Keywords, callable_rule, called_rule, rule, wrapper_rule
 from dovetail.frontend.values.leaves import is_leaf_value, plain_numbers
@@ -267,7 +268,10 @@ def _cached(interpreter: TracingInterpreter, function: Any, args: Arguments, kwa
     name = getattr(function, "__qualname__", "a function")
     given = [*args, *kwargs.values()]
     # A library is taken to keep in a cache what follows from the arguments.
-    has_library_code = is_in_library(getattr(getattr(function.__wrapped__, "__code__", None), "co_filename", None))
+    inner = function.__wrapped__
+    while isinstance(inner, functools.partial):
+        inner = inner.func
+    has_library_code = is_in_library(getattr(getattr(inner, "__code__", None), "co_filename", None))
     has_tensors = any(isinstance(item, torch.Tensor) for item in given)
     is_symbolic = any(map(private_sizes.is_symbolic, private_trees.tree_leaves(given)))
     if runs_natively(getattr(function, "__module__", None) or "") or (
@@ -280,9 +284,12 @@ def _cached(interpreter: TracingInterpreter, function: Any, args: Arguments, kwa
     given = [plain_numbers(item) for item in given]
     places = [_place_of_key(interpreter, item) for item in given]
     if not all(is_leaf_value(place) or isinstance(place, (*_CACHE_KEYS, Source)) for place in places):
-        if has_library_code:
-            return interpreter.call(function.__wrapped__, args, kwargs)
-        raise Break(f"the cache of {name} is asked for an object", "call it outside")
+        if not has_library_code:
+            raise Break(f"the cache of {name} is asked for an object", "call it outside")
+        if inner is function.__wrapped__:
+            return interpreter.call(inner, args, kwargs)
+        for item in given:
+            guard_deep(interpreter.values, item, {})
     call = CachedCall(len(args), tuple(kwargs))
     if not has_library_code and not keeps_its_results(function):
         # Whether this result is still there, nobody can ask without having another one forgotten.

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import functools
+import os
+from typing import Any
 
 import torch
 
@@ -40,3 +42,44 @@ def test_an_object_of_the_cache_stays_in_one_graph() -> None:
     compiled = dovetail.compile(by_object, backend="aten", fullgraph=True)
     for n in (2, 5, 2):
         assert torch.equal(compiled(x, n), by_object(x, n))
+
+
+#: A library that compiles an expression for the sizes that it is called with, and keeps what it has compiled (einx does).
+LIBRARY = """
+import dataclasses, functools
+
+@dataclasses.dataclass(frozen=True)
+class Shaped:
+    sizes: tuple
+
+class Engine:
+    factor = 3
+
+def plan(function, shaped, engine):
+    made.append(shaped)
+    scope = {}
+    exec(f"def planned(x): return x.reshape({shaped.sizes[0] * shaped.sizes[1]}) * {function(engine.factor)}", scope)
+    return scope["planned"], "text"
+
+made, engine = [], Engine()
+kept = functools.lru_cache(functools.partial(plan, lambda n: n + 1))
+
+def call(x):
+    planned, _ = kept(shaped=Shaped(tuple(x.shape)), engine=engine)
+    return planned(x)
+"""
+
+
+def test_plans_of_a_library_are_kept_by_equal_objects() -> None:
+    library: dict[str, Any] = {"__name__": "planner"}
+    exec(compile(LIBRARY, os.path.join(os.path.dirname(torch.__file__), "planner.py"), "exec", 0, True), library)
+    call = library["call"]
+    compiled = dovetail.compile(lambda x: call(x) + 1, backend="aten", fullgraph=True)
+    for rows in (2, 2, 3, 5, 2):
+        x = torch.randn(rows, 4)
+        assert torch.equal(compiled(x), call(x) + 1)
+    assert len(library["made"]) == 3
+    library["engine"].factor = 5
+    library["kept"].cache_clear()
+    x = torch.randn(2, 4)
+    assert torch.equal(compiled(x), call(x) + 1)
