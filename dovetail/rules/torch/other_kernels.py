@@ -12,6 +12,7 @@ from dovetail.frontend.protocol import TracingInterpreter
 from dovetail.frontend.rules import Arguments, Keywords, method_rule, native_rule
 from dovetail.quirks.functionalisation import new_strides, strides_of
 from dovetail.torch_private import state as private_state
+from dovetail.versions import parse
 
 
 @method_rule("max_pool1d")
@@ -56,8 +57,12 @@ def _product(interpreter: TracingInterpreter, function: Any, args: Arguments, kw
 
 @method_rule("scaled_dot_product_attention")
 def _attention(interpreter: TracingInterpreter, function: Any, args: Arguments, kwargs: Keywords) -> Any:
-    """Made of two such products, where the keys or the values are the same for the whole batch."""
-    if len(args) < 3 or not any(_is_in_batches(interpreter, (args[0], item), {}) for item in args[1:3]):
+    """Made of two such products, where the keys or the values are the same for the whole batch. Torch 2.15 has a kernel for it."""
+    if (
+        len(args) < 3
+        or parse(torch.__version__) >= (2, 15)
+        or not any(_is_in_batches(interpreter, (args[0], item), {}) for item in args[1:3])
+    ):
         return NotImplemented
     query, *rest = args
     for place, item in enumerate(rest[:2]):
