@@ -38,7 +38,7 @@ _NAMES = """
     linalg_matrix_exp linalg_solve_triangular log_sigmoid_backward logcumsumexp masked_scatter masked_scatter_backward
     max_pool2d_with_indices_backward max_pool3d_with_indices_backward mean mean.dim mish_backward mm mse_loss_backward
     multi_margin_loss_backward multilabel_margin_loss_backward mv native_batch_norm_backward native_layer_norm_backward
-    new_zeros nll_loss2d_backward nll_loss_backward ones_like ormqr permute pixel_shuffle pixel_unshuffle put
+    new_empty_strided new_zeros nll_loss2d_backward nll_loss_backward ones_like ormqr permute pixel_shuffle pixel_unshuffle put
     reflection_pad1d_backward reflection_pad2d_backward reflection_pad3d_backward repeat replication_pad1d_backward
     replication_pad2d_backward replication_pad3d_backward reshape roll rot90 rrelu_with_noise_backward scatter.src
     scatter.value scatter_add select.int select_backward select_scatter slice.Tensor slice_backward slice_scatter

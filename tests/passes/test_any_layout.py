@@ -98,6 +98,13 @@ def test_modules(name: str) -> None:
         compare(module, [torch.randn(shape, requires_grad=True)], tangent, compiled)
 
 
+def written_rows(x: Tensor, y: Tensor) -> Tensor:
+    z = x * y
+    z[:, 1:3] = y.exp()
+    z[2] *= 3
+    return (z / z.norm(dim=1, keepdim=True)).t()
+
+
 PROGRAMS: dict[str, tuple[Callable[..., Tensor], list[tuple[int, ...]]]] = {
     "itself": (lambda x: x + 0, [(4, 6)]),
     "view": (lambda x: (x * 2).view(2, 2, 6).permute(2, 0, 1), [(4, 6)]),
@@ -109,6 +116,7 @@ PROGRAMS: dict[str, tuple[Callable[..., Tensor], list[tuple[int, ...]]]] = {
     "pool": (lambda x: F.max_pool2d(F.pad(x, (1, 1)), 2).flip(0), [(2, 3, 6, 6)]),
     "sums": (lambda x: x.sum(1, keepdim=True) / x.norm(dim=1, keepdim=True), [(4, 6)]),
     "softmax": (lambda x: x.log_softmax(-1) + x.softmax(0), [(4, 6)]),
+    "written rows": (written_rows, [(4, 6), (4, 1)]),
     "types": (lambda x: x.double().tanh().float(), [(4, 6)]),
     "needs its layout": (lambda x: (x * 1).as_strided((3, 2), (2, 1)) * 2, [(4, 6)]),
 }
