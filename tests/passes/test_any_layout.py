@@ -117,6 +117,8 @@ PROGRAMS: dict[str, tuple[Callable[..., Tensor], list[tuple[int, ...]]]] = {
     "sums": (lambda x: x.sum(1, keepdim=True) / x.norm(dim=1, keepdim=True), [(4, 6)]),
     "softmax": (lambda x: x.log_softmax(-1) + x.softmax(0), [(4, 6)]),
     "written rows": (written_rows, [(4, 6), (4, 1)]),
+    "patches": (lambda x: F.unfold(x * x, 2).transpose(1, 2), [(2, 3, 5, 5)]),
+    "trace": (lambda x: x.trace() * x, [(4, 4)]),
     "types": (lambda x: x.double().tanh().float(), [(4, 6)]),
     "needs its layout": (lambda x: (x * 1).as_strided((3, 2), (2, 1)) * 2, [(4, 6)]),
 }
