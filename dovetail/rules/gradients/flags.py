@@ -19,7 +19,7 @@ from dovetail.frontend.effects.journal import Effect
 from dovetail.frontend.protocol import TracingInterpreter
 from dovetail.frontend.rules import Arguments, Keywords, attribute_rule, end_rule, method_rule, rule, setter_rule
 from dovetail.frontend.values.leaves import plain_flag
-from dovetail.guards import AttributeSource, Equals
+from dovetail.guards import AttributeSource, Equals, TypeIs
 from dovetail.torch_private import autograd_nodes as private_autograd_nodes
 from dovetail.torch_private import calls as private_calls
 from dovetail.torch_private import sizes as private_sizes
@@ -36,6 +36,7 @@ class GradientFlags:
     """The inputs of one trace whose gradients the program turns on and off."""
 
     def __init__(self, interpreter: TracingInterpreter) -> None:
+        self._interpreter = interpreter
         self._values = interpreter.values
         self._journal = interpreter.effects
         self._changed: list[TracedInput] = []
@@ -67,13 +68,21 @@ class GradientFlags:
     def check_views(self) -> None:
         """Refuse inputs that are views of one whose flag changes, and so change with it; guard that there are none."""
         for traced in self._changed:
-            others = [item.real for item in self._values.trace.inputs if item is not traced]
-            if any(other._base is traced.real for other in others):
+            items = [item for item in self._values.trace.inputs if item is not traced]
+            if any(item.real._base is traced.real for item in items):
                 reason = "requires_grad of an input is set, and another input is a view of it"
                 raise Break(reason, "set it outside of the function", resumable=False)
-            plain = [other for other in others if other.layout is torch.strided]
+            plain = [item.real for item in items if item.real.layout is torch.strided]
+            base = traced.real._base
             if not any(private_tensors.share_memory([traced.real, other]) for other in plain):
                 self._values.guards.add_separate_memory(traced.index)
+            elif base is not None:
+                # Nothing is a view of a view.
+                source = AttributeSource(self._values.guards.tensor_source(traced.index), "_base")
+                self._values.guard(source, TypeIs(type(base)), f"{traced.name} is a view")
+            else:
+                for item in items:
+                    guard_no_view(self._interpreter, item, "of other memory than an input whose requires_grad is set")
 
     def _may_turn_on(self, traced: TracedInput) -> bool:
         differentiable = traced.real.is_floating_point() or traced.real.is_complex()

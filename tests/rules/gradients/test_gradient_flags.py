@@ -240,3 +240,40 @@ def test_a_view_of_an_input_whose_flag_changes(function: Any) -> None:
         return found
 
     assert calls(dovetail.compile(function, backend="aten")) == calls(function)
+
+
+def _apart(base: Tensor) -> Tensor:
+    return torch.ones(2, 3)
+
+
+def _shares(base: Tensor) -> Tensor:
+    return base.detach()
+
+
+def _is_view(base: Tensor) -> Tensor:
+    return base.view(2, 3)
+
+
+def _is_view_of_what_shares(base: Tensor) -> Tensor:
+    return base.detach()[:]
+
+
+@pytest.mark.parametrize("function", [_turned_on, _turned_off])
+@pytest.mark.parametrize("first", [_apart, _shares, _is_view, _is_view_of_what_shares])
+@pytest.mark.parametrize("base_is_view", [False, True])
+@pytest.mark.filterwarnings("ignore")
+def test_inputs_that_share_memory_with_one_whose_flag_changes(function: Any, first: Any, base_is_view: bool) -> None:
+    """What was captured for memory that is shared in one way, is not used for a view."""
+
+    def calls(run: Any) -> list[Any]:
+        found = []
+        for kind in (first, _apart, _shares, _is_view, _is_view_of_what_shares):
+            base = torch.ones(3, 2, 3)[1] if base_is_view else torch.ones(2, 3)
+            base.requires_grad_(function is _turned_off)
+            with torch.no_grad():
+                view = kind(base)
+            flag, result = run(view, base)
+            found.append((flag, result.requires_grad, view.requires_grad, base.requires_grad))
+        return found
+
+    assert calls(dovetail.compile(function, backend="aten")) == calls(function)
