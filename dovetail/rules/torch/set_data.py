@@ -2,7 +2,7 @@
 
 The first is nothing where the value is the tensor's own memory, as in ``p.data -= update``. Else the traced tensor gets the
 value's memory, as the real one does after the graph: what lies in the old memory keeps it. Whatever this cannot say breaks the
-graph.
+graph. So does memory that is made of other memory, ``torch.UntypedStorage(storage)``.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from dovetail.errors import CaptureError
 from dovetail.frontend.code.frame import Break
 from dovetail.frontend.effects.journal import Effect
 from dovetail.frontend.protocol import TracingInterpreter
-from dovetail.frontend.rules import Arguments, Keywords, end_rule, method_rule, setter_rule
+from dovetail.frontend.rules import Arguments, Keywords, end_rule, method_rule, rule, setter_rule
 from dovetail.guards import CalleeSource
 from dovetail.rules.gradients.flags import guard_no_view
 from dovetail.rules.python.loops_with_breaks import is_in_loop
@@ -62,6 +62,7 @@ class ReplacedData:
         if item is not None:
             if item.index not in self._replaced:
                 guard_no_view(self._interpreter, item, "whose .data is set")
+                self._interpreter.values.guards.add_leafness(item.index)
                 self._replaced[item.index] = _Replaced(item, private_data.of_same_memory(target), value)
             self._replaced[item.index].value = value
         private_data.set_memory(target, value)
@@ -152,6 +153,24 @@ def _resize(interpreter: TracingInterpreter, function: Any, args: Arguments, kwa
     if traced is not None and traced.real.layout is torch.strided and not traced.real.untyped_storage().resizable():
         raise Break("a tensor whose memory is not its own is resized", "resize a clone of it")
     return NotImplemented
+
+
+@rule(torch.UntypedStorage)
+def _make_storage(interpreter: TracingInterpreter, args: Arguments, kwargs: Keywords) -> Any:
+    _refuse_copy(args, kwargs)
+    return interpreter.native(torch.UntypedStorage, args, kwargs)
+
+
+@rule(torch.UntypedStorage.__new__)
+def _make_storage_of_class(interpreter: TracingInterpreter, args: Arguments, kwargs: Keywords) -> Any:
+    _refuse_copy(args, kwargs)
+    return interpreter.native(torch.UntypedStorage.__new__, args, kwargs)
+
+
+def _refuse_copy(args: Arguments, kwargs: Keywords) -> None:
+    """Torch copies a storage by a write to a tensor in it, which is none of the trace's: the process would crash."""
+    if any(isinstance(item, torch.UntypedStorage) for item in (*args, *kwargs.values())):
+        raise Break("a storage is made of another one", "do it outside of the compiled function")
 
 
 def _place(tensor: torch.Tensor) -> tuple[Any, ...]:

@@ -10,6 +10,7 @@ import torch
 from torch import nn
 
 import dovetail
+from tests.differential import check_calls
 
 pytestmark = pytest.mark.usefixtures("quiet")
 
@@ -314,3 +315,21 @@ def test_nothing_is_computed_again_from_the_old_memory(budget: float) -> None:
             call(torch.full((64,), float(number))).backward()
         assert torch.equal(model.fast.grad, eager.fast.grad)  # type: ignore[arg-type]
         assert torch.equal(model.slow, eager.slow)
+
+
+class OwnStorage(torch.UntypedStorage):
+    pass
+
+
+@pytest.mark.parametrize("kind", [torch.UntypedStorage, OwnStorage])
+def test_a_storage_that_is_made_of_another_one(kind: Any) -> None:
+    """Torch crashed where it was traced."""
+
+    def function(x: torch.Tensor) -> torch.Tensor:
+        first = torch.UntypedStorage(8)
+        first[0] = 3
+        second = kind(first)
+        first[0] = 4
+        return x + second.nbytes() + second[0] + kind([1, 2]).nbytes()
+
+    check_calls(function, [(torch.ones(2),)] * 3, fullgraph=False)
