@@ -2,7 +2,7 @@
 
 The first is nothing where the value is the tensor's own memory, as in ``p.data -= update``. Else the traced tensor gets the
 value's memory, as the real one does after the graph: what lies in the old memory keeps it. Whatever this cannot say breaks the
-graph. So does memory that is made of other memory, ``torch.UntypedStorage(storage)``.
+graph. Memory that is made of other memory does so too, ``torch.UntypedStorage(storage)``.
 """
 
 from __future__ import annotations
