@@ -19,7 +19,7 @@ from dovetail.frontend.effects.journal import Effect
 from dovetail.frontend.protocol import TracingInterpreter
 from dovetail.frontend.rules import Arguments, Keywords, attribute_rule, end_rule, method_rule, rule, setter_rule
 from dovetail.frontend.values.leaves import plain_flag
-from dovetail.guards import AttributeSource, Equals, TypeIs
+from dovetail.guards import AttributeSource, Equals, Source, TypeIs
 from dovetail.torch_private import autograd_nodes as private_autograd_nodes
 from dovetail.torch_private import calls as private_calls
 from dovetail.torch_private import sizes as private_sizes
@@ -50,6 +50,7 @@ class GradientFlags:
             raise Break("a hook sets requires_grad of an input", "set it outside of the function")
         if not traced.real.is_leaf or type(traced.real) not in (torch.Tensor, torch.nn.Parameter):
             raise Break("requires_grad of an input that is no plain leaf is changed", "set it outside of the function")
+        guard_leaf(self._interpreter, traced.real, self._values.guards.tensor_source(traced.index))
         if flag and not traced.requires_grad:
             if not self._may_turn_on(traced):
                 raise Break(
@@ -172,6 +173,8 @@ def _detach(interpreter: TracingInterpreter, function: Any, args: Arguments, kwa
     traced = interpreter.trace.input_of(target)
     if traced is not None:
         guard_no_view(interpreter, traced, "is detached in place")
+        if traced.real.is_leaf:
+            guard_leaf(interpreter, traced.real, interpreter.values.guards.tensor_source(traced.index))
     return NotImplemented
 
 
@@ -246,3 +249,9 @@ def guard_no_view(interpreter: TracingInterpreter, item: TracedInput, event: str
         raise Break(f"{item.name}, a view {event}", "do it outside of the compiled function")
     source = AttributeSource(interpreter.values.guards.tensor_source(item.index), "_base")
     interpreter.values.guard(source, Equals(None), f"{item.name} is no view")
+
+
+def guard_leaf(interpreter: TracingInterpreter, real: torch.Tensor, source: Source) -> None:
+    """Guard that a tensor has no history of autograd. A parameter's could only be one that is written to while it is frozen."""
+    if type(real) is not torch.nn.Parameter:
+        interpreter.values.guard(AttributeSource(source, "is_leaf"), Equals(True), f"{source.name} is a leaf")

@@ -19,6 +19,7 @@ from dovetail.frontend.rules import Arguments, Keywords, attribute_rule, end_rul
 from dovetail.frontend.values.leaves import plain_flag
 from dovetail.guards import AttributeSource, ComputedSource, Equals, GradSource, Source, TypeIs
 from dovetail.rules.gradients.apart import Behind, GradientsApart
+from dovetail.rules.gradients.flags import guard_leaf
 from dovetail.rules.gradients.independent_outputs import saves
 from dovetail.rules.gradients.marks import marked_gradients
 from dovetail.rules.gradients.node_hooks import LeafNodeHooks
@@ -66,6 +67,7 @@ class Gradients:
     """The ``.grad`` of the inputs of one trace."""
 
     def __init__(self, interpreter: TracingInterpreter) -> None:
+        self._interpreter = interpreter
         self._values = interpreter.values
         self._native = interpreter.native
         self._journal = interpreter.effects
@@ -258,6 +260,7 @@ class Gradients:
             behind = self._apart.behind(traced) if inputs is None and not create else None
             if behind is not None:
                 self._check_hooks(behind[0].real, behind[0].source)
+                guard_leaf(self._interpreter, behind[0].real, behind[0].source)
                 self._apart.begin(behind[0])
                 apart.append(behind)
                 continue
@@ -266,6 +269,7 @@ class Gradients:
                     "backward() goes on behind an input that is no leaf, outside of the function",
                     "call backward() outside, or detach the input",
                 )
+            guard_leaf(self._interpreter, traced.real, self._values.guards.tensor_source(traced.index))
             if inputs is None or any(item is traced.value for item in inputs):
                 self.check_hooks(traced)
                 self._begin(traced)
@@ -355,6 +359,7 @@ def _autograd_grad(interpreter: TracingInterpreter, args: Arguments, kwargs: Key
                 f"torch.autograd.grad goes back through {traced.name}, which was computed before the graph begins",
                 "compute it inside the function",
             )
+        guard_leaf(interpreter, traced.real, interpreter.values.guards.tensor_source(traced.index))
     with requested_gradients(trace, roots):
         return interpreter.state(Gradients).grad(args, kwargs)
 
