@@ -39,6 +39,18 @@ def _its_own_index(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     return x * 1, index.index_fill_(0, index, 0)
 
 
+def _twice_in_a_list(x: torch.Tensor) -> torch.Tensor:
+    y = x * 1
+    torch._foreach_add_([y, y], 1)
+    return y
+
+
+def _in_another_place_of_a_list(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    y, z = x * 1, x * 2
+    torch._foreach_copy_([y, z], [z, y])
+    return y, z
+
+
 def _moved(x: torch.Tensor) -> tuple[torch.Tensor, Any]:
     z = torch.zeros(4)
     z.set_(x[1:])  # type: ignore[call-overload]
@@ -111,6 +123,8 @@ def _repeats(value: torch.Tensor) -> bool:
         "an operand is shifted": lambda: Example(_shifted, [(torch.arange(5.0),)], order=0),
         "elements share memory": lambda: Example(_written_twice, [(torch.ones(4),)], order=0),
         "an index is written": lambda: Example(_its_own_index, [(torch.ones(4),)], order=0),
+        "twice in a list": lambda: Example(_twice_in_a_list, [(torch.ones(4),)], order=0),
+        "in another place of a list": lambda: Example(_in_another_place_of_a_list, [(torch.ones(4),)], order=0),
         "set_": lambda: Example(_moved, [(torch.ones(4),)], order=0),
     },
 )
@@ -119,18 +133,22 @@ def overlapping_write(operator: Any, args: Sequence[Any], kwargs: Mapping[str, A
     schema = operator._schema
     if schema.name == "aten::set_":
         raise RefusedOperatorError("set_ makes a tensor lie in the memory of another one", advice="use copy_")
-    operands: list[tuple[Any, bool]] = []
+    operands: list[tuple[Any, bool, int | None]] = []
     for position, argument in enumerate(schema.arguments):
         value = args[position] if position < len(args) else kwargs.get(argument.name)
         written = argument.alias_info is not None and argument.alias_info.is_write
-        items = value if isinstance(value, (list, tuple)) else (value,)
+        items = enumerate(value) if isinstance(value, (list, tuple)) else ((None, value),)
         operands += [
-            (item, written) for item in items if isinstance(item, torch.Tensor) and item.layout is torch.strided
+            (item, written, place)
+            for place, item in items
+            if isinstance(item, torch.Tensor) and item.layout is torch.strided
         ]
     # An operator not by elements may read an element that it has written: eager refuses it, or its result is undefined.
     jumps = operator.namespace == "aten" and torch.Tag.pointwise not in operator.tags
-    jumps = jumps and not schema.name.startswith(("aten::_foreach", "aten::copy_", "aten::resize"))
-    for at, (target, written) in enumerate(operands):
+    # One by one, so that what a tensor of the list gets is read where the same memory comes again, later in it.
+    in_turn = schema.name.startswith("aten::_foreach")
+    jumps = jumps and not in_turn and not schema.name.startswith(("aten::copy_", "aten::resize"))
+    for at, (target, written, place) in enumerate(operands):
         if not written:
             continue
         if _repeats(target):
@@ -139,13 +157,14 @@ def overlapping_write(operator: Any, args: Sequence[Any], kwargs: Mapping[str, A
                 advice="clone it first",
             )
         storage = target.untyped_storage()._cdata
-        for other_at, (other, _) in enumerate(operands):
+        for other_at, (other, _, other_place) in enumerate(operands):
             if other_at == at or other.untyped_storage()._cdata != storage:
                 continue
             adds_to = other_at == 0 and schema.name in _ADD_TO_THEIR_FIRST
-            if _overlap_partly(target, other) or (jumps and not adds_to and _lie_alike(target, other)):
+            reads_written = (jumps and not adds_to) or (in_turn and place != other_place)
+            if _overlap_partly(target, other) or (reads_written and _lie_alike(target, other)):
                 raise RefusedOperatorError(
-                    f"{operator} writes to memory that it also reads{'' if jumps else ', at another place'}",
+                    f"{operator} writes to memory that it also reads{'' if reads_written else ', at another place'}",
                     advice="clone the operand first",
                 )
 
