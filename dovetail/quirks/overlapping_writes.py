@@ -41,13 +41,13 @@ def _its_own_index(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
 
 def _twice_in_a_list(x: torch.Tensor) -> torch.Tensor:
     y = x * 1
-    torch._foreach_add_([y, y], 1)
+    torch.ops.aten._foreach_add_.Scalar([y, y], 1)
     return y
 
 
 def _in_another_place_of_a_list(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     y, z = x * 1, x * 2
-    torch._foreach_copy_([y, z], [z, y])
+    torch.ops.aten._foreach_copy_.default([y, z], [z, y])
     return y, z
 
 
