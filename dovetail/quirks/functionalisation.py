@@ -430,3 +430,23 @@ def _emptied(x: torch.Tensor) -> tuple[torch.Tensor, int]:
 def resized_memory(run: Run, operator: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
     """Refuse to resize a tensor's memory: a graph's inputs keep theirs, and kernels would write beyond it."""
     raise RefusedOperatorError("the memory of a tensor is resized", advice="resize it outside of the compiled function")
+
+
+def _halved_column(x: torch.Tensor) -> torch.Tensor:
+    pairs = x * 1
+    first, _ = pairs.T
+    first.mul_(0.5)
+    return pairs
+
+
+@quirk(
+    FUNCTIONAL,
+    _aten.unbind.int,
+    example=lambda: Example(_halved_column, [(torch.rand(n, 2),) for n in (3, 4, 5, 6)], order=0, graphs=2),
+)
+def parts_by_number(run: Run, operator: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
+    """Take the parts of a tensor of symbolic size one by one: a write to a part of an ``unbind`` asks for each size as a number."""
+    whole, dim = args[0], (*args[1:], *kwargs.values(), 0)[0]
+    if not any(map(private_sizes.is_symbolic, whole.shape)) or private_sizes.is_symbolic(whole.shape[dim]):
+        return NotImplemented
+    return [run(_aten.select.int, (whole, dim, number), {}) for number in range(whole.shape[dim])]

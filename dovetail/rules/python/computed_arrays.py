@@ -8,6 +8,7 @@ results whose size data decides, functions that are not pure.
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import functools
 import operator
 import warnings
@@ -31,6 +32,7 @@ from dovetail.torch_private import calls as private_calls
 from dovetail.torch_private import sizes as private_sizes
 from dovetail.torch_private import tracing as private_tracing
 from dovetail.trace import CaptureSettings, Retry
+from dovetail.trace.shapes import ShapePolicy
 from dovetail.whole_calls.call import whole_call
 
 _ADVICE = "use torch's functions, or call it outside of the function"
@@ -381,6 +383,11 @@ def _quiet() -> Iterator[None]:
         yield
 
 
+def with_plain_sizes(settings: CaptureSettings) -> CaptureSettings:
+    """These settings with sizes as plain numbers; what the data decides (``loss.item()``) stays symbolic."""
+    return dataclasses.replace(settings, shapes=ShapePolicy(allowed=False, data_sizes=settings.shapes.data_sizes))
+
+
 def _template(interpreter: TracingInterpreter, value: Any, tensors: list[ComputedArray]) -> Any:
     """Arguments as constants, with numbers in the place of computed arrays, which are collected."""
     kind = type(value)
@@ -389,7 +396,8 @@ def _template(interpreter: TracingInterpreter, value: Any, tensors: list[Compute
             reason = "NumPy is given an array of a size that changes"
             if not interpreter.trace.settings.shapes.allowed:
                 raise Break(reason, _ADVICE)
-            raise Retry(reason, change=CaptureSettings.with_fewer_symbols)
+            is_of_data = any(map(private_sizes.is_data_number, value.tensor.shape))
+            raise Retry(reason, change=CaptureSettings.with_fewer_symbols if is_of_data else with_plain_sizes)
         tensors.append(value)
         return _Place(len(tensors) - 1)
     if kind in (list, tuple):

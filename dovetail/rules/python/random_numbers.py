@@ -25,7 +25,7 @@ from dovetail.frontend.protocol import TracingInterpreter
 from dovetail.frontend.rules import Arguments, Keywords, callable_rule, end_rule, rule
 from dovetail.guards import CalleeSource, ComputedSource, Equals
 from dovetail.guards.source import Step
-from dovetail.rules.python.computed_arrays import ComputedArray
+from dovetail.rules.python.computed_arrays import ComputedArray, with_plain_sizes
 from dovetail.rules.python.numpy_numbers import ARRAY, NUMPY
 from dovetail.torch_private import sizes as private_sizes
 from dovetail.torch_private import tracing as private_tracing
@@ -242,7 +242,7 @@ def _plain(interpreter: TracingInterpreter, value: Any) -> Any:
         interpreter.values.whole(value)
         return tuple(_plain(interpreter, item) for item in value)
     if private_sizes.is_symbolic(value) and interpreter.trace.settings.shapes.allowed:
-        raise Retry("NumPy is given a size that changes", change=CaptureSettings.with_fewer_symbols)
+        raise Retry("NumPy is given a size that changes", change=with_plain_sizes)
     return value
 
 

@@ -40,6 +40,7 @@ from dovetail.frontend.rules import Jump, branch_rule, operator_rule
 from dovetail.frontend.values.values import Values
 from dovetail.guards import ComputedSource, Equals
 from dovetail.guards.guard import is_argument
+from dovetail.guards.source import AttributeSource, InstanceDictSource, Source
 from dovetail.rules.sizes.exact_numbers import PYTHON_ONLY, gives_a_float, is_exact_only_in_python, real_power
 from dovetail.torch_private import calls as private_calls
 from dovetail.torch_private import numbers as private_numbers
@@ -107,8 +108,18 @@ def _is_flag(values: Values, item: TracedInput) -> bool:
     """Whether a tensor is one truth value, or one number that an object keeps: a module knows by it that it was initialised, or
     counts its steps, and the answers that it gives hardly ever change.
     """
-    is_kept = item.real.dtype == torch.bool or not is_argument(values.guards.tensor_source(item.index))
+    source = values.guards.tensor_source(item.index)
+    is_kept = item.real.dtype == torch.bool or not is_argument(source) or _is_of_object(source)
     return item.real.numel() == 1 and is_kept and _is_small(item.real)
+
+
+def _is_of_object(source: Source) -> bool:
+    """Whether a source goes through an attribute (``model.is_initialised`` of an argument); a module is often one."""
+    while (parent := source.parent) is not None:
+        if isinstance(source, (AttributeSource, InstanceDictSource)):
+            return True
+        source = parent
+    return False
 
 
 def _changes_often(trace: Trace, question: Hashable, answer: bool) -> bool:

@@ -120,6 +120,21 @@ def test_sizes_that_change() -> None:
     assert len(compiled.entries) <= 3
 
 
+def test_sizes_that_change_beside_a_number_of_the_data() -> None:
+    """The attempt without symbols for sizes keeps those for what the data decides."""
+
+    def step(x: Tensor) -> list[float]:
+        return [noise(x).sum().item() * 2]
+
+    compiled = dovetail.compile(step, backend="aten", fullgraph=True)
+    found = []
+    for function in (step, compiled):
+        numpy.random.seed(2)
+        found.append([function(torch.ones(size, 2)) for size in (4, 4, 3, 4, 3)])
+    same(*found)
+    assert len(compiled.entries) <= 3
+
+
 def test_an_array_and_its_tensor_share_memory() -> None:
     def both(x: Tensor) -> Any:
         z = numpy.random.rand(3)

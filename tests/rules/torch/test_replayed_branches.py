@@ -173,6 +173,17 @@ def test_a_counter_that_a_module_keeps(every: int, entries: int, fullgraph: bool
     assert not dovetail.events_of(compiled).count("graph break")
 
 
+def test_a_counter_of_a_module_that_is_an_argument() -> None:
+    ours, theirs = Warming(100), Warming(100)
+    compiled = dovetail.compile(lambda model, x: model(x).sum(), backend="aten")
+    for _ in range(6):
+        x = torch.ones(3)
+        same(compiled(ours, x), theirs(x).sum(), exact=True)
+        same(dict(ours.named_buffers()), dict(theirs.named_buffers()))
+    assert entries_of(compiled) <= 3
+    assert not dovetail.events_of(compiled).count("graph break")
+
+
 @pytest.mark.usefixtures("quiet")
 def test_a_number_that_is_given_in_each_call_breaks_the_graph() -> None:
     compiled = dovetail.compile(lambda x, bound: x * 2 if bound > 0 else x, backend="aten")

@@ -54,3 +54,20 @@ def test_a_step_trains_in_one_graph(name: str) -> None:
             losses.append(run(torch.full((2, 4), 0.1 * index + 0.1)))
         results.append((losses, dict(model.state_dict()), [item.grad for item in model.parameters()]))
     same(*results)
+
+
+@pytest.mark.parametrize("kernel", [1, 3])
+def test_images_with_channels_last(kernel: int) -> None:
+    """The layer keeps its weight. Without a gradient for that, the convolution's own does not lie as the sum of both would."""
+    torch.manual_seed(0)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", FutureWarning)
+        layer = torch.nn.utils.weight_norm(torch.nn.Conv2d(3, 4, kernel))
+    compiled = dovetail.compile(layer, backend="aten", fullgraph=True)
+    x = torch.rand(2, 3, 4, 4).contiguous(memory_format=torch.channels_last)
+    found = []
+    for call in (layer, compiled):
+        layer.zero_grad()
+        call(x).pow(3).sum().backward()
+        found.append([item.grad for item in layer.parameters()])
+    same(*found)
