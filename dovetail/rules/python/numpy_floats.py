@@ -7,6 +7,7 @@ float. All else is given the plain number, which then holds for this call only.
 
 from __future__ import annotations
 
+import itertools
 import operator
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -43,6 +44,14 @@ _OPERATORS = frozenset(
         *(operator.iadd, operator.isub, operator.imul, operator.itruediv, operator.neg, operator.pos, operator.abs),
         *(operator.lt, operator.le, operator.gt, operator.ge, operator.eq, operator.ne),
     }
+)
+
+
+#: Functions of NumPy's that make one number of a list of numbers.
+_TAKING_LISTS = frozenset(
+    vars(NUMPY)[name]
+    for name in ("amax", "amin", "interp", "max", "mean", "median", "min", "prod", "std", "sum", "var")
+    if NUMPY is not None
 )
 
 
@@ -85,9 +94,35 @@ class _Compute:
         return result.item()
 
 
+@dataclass(frozen=True)
+class _OfLists:
+    """A function of lists of numbers (``numpy.min([a, b])``), called with the numbers; None for one that is in no list."""
+
+    function: Any
+    lengths: tuple[int | None, ...]
+
+    @property
+    def __name__(self) -> str:
+        return str(self.function.__name__)
+
+    def __call__(self, *numbers: Any) -> Any:
+        rest = iter(numbers)
+        return self.function(
+            *(next(rest) if length is None else list(itertools.islice(rest, length)) for length in self.lengths)
+        )
+
+
 @changing_numbers
 def compute_number(interpreter: TracingInterpreter, function: Any, args: Arguments) -> Any:
     """NumPy's result for numbers of which one changes; NotImplemented where that is no float and no truth value."""
+    if function in _TAKING_LISTS and any(type(item) in (list, tuple) for item in args):
+        lengths = tuple(len(item) if type(item) in (list, tuple) else None for item in args)
+        flat = tuple(one for item in args for one in (item if type(item) in (list, tuple) else (item,)))
+        if not any(type(item) in (NumpyFloat, *_SYMBOLIC) for item in flat):
+            return NotImplemented
+        for item in args:
+            interpreter.values.whole(item)
+        return compute_number(interpreter, _OfLists(function, lengths), flat)
     array = args[0] if function is operator.getitem and type(args[0]) in ARRAY and args[0].ndim == 1 else None
     kept = None if array is None else interpreter.values.source_of(array)
     given = args if kept is None else args[1:]
@@ -166,7 +201,8 @@ def _is_given_tensors(*values: Any) -> bool:
 
 
 def _is_numpys(function: Any) -> bool:
-    return function in _OPERATORS or isinstance(function, NUMPY.ufunc) or function in (NUMPY.clip, NUMPY.round)
+    is_known = function in (NUMPY.clip, NUMPY.round) or function in _TAKING_LISTS
+    return function in _OPERATORS or isinstance(function, NUMPY.ufunc) or is_known
 
 
 def _number(value: Any) -> Any:

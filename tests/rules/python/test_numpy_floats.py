@@ -56,6 +56,12 @@ def kept(x: Tensor, step: float) -> Any:
     return x.sub(x, alpha=group["lr"]), group, [group["lr"], (group["lr"],)]
 
 
+def of_lists(x: Tensor, step: float) -> Any:
+    rate = 0.5 * numpy.min([numpy.power(step, -0.5), numpy.power(4.0, -1.5) * step])
+    rest = numpy.mean([step, 2.0]), numpy.max((step, rate)), numpy.interp(step, [0.0, 3.0, 50.0], [0.0, 1.0, 0.1])
+    return x * rate, rest, numpy.std([step * 0.5, rate, 1])
+
+
 def places(x: Tensor, step: float) -> Any:
     return x * table[int(step)], table[int(step) - 1]
 
@@ -93,7 +99,7 @@ def run_both(function: Callable[..., Any], calls: list[tuple[Any, ...]], **optio
 
 
 @pytest.mark.parametrize(
-    ("function", "most"), [(ramp_up, 3), (cosine, 2), (types, 2), (branches, 4), (kept, 2), (places, 3)]
+    ("function", "most"), [(ramp_up, 3), (cosine, 2), (types, 2), (branches, 4), (kept, 2), (places, 3), (of_lists, 4)]
 )
 def test_a_schedule_of_numpys_is_few_entries(function: Any, most: int) -> None:
     kind: Any = int if function is places else float
