@@ -259,6 +259,9 @@ class Attempts:
             shared.events.note("no sizes made of data", reason=reason)
         elif before.allowed and not after.allowed:
             shared.events.note("static shapes", reason=reason)
+            # Symbols for what the data decides may have been given up first, in vain.
+            again = dataclasses.replace(after, data_sizes=self._first_settings().shapes.data_sizes)
+            settings = dataclasses.replace(settings, shapes=again)
         # These are said by an option of the user's or by the backend, and nothing learned.
         shared.learn(without=settings.without - {GRAPH_BREAKS, RECOMPUTES})
         self._settings = settings
@@ -314,9 +317,8 @@ class Attempts:
         elif settings.shapes.has_symbols:
             self._start_over(self._settings.with_fewer_symbols(), error)
         else:
-            reason = "; ".join(
-                [f"capture failed with {type(error).__name__}: {error}", *getattr(error, "__notes__", ())]
-            )
+            notes = getattr(error, "__notes__", ())
+            reason = "; ".join([f"capture failed with {type(error).__name__}: {error}", *notes])
             return EagerFromNowOn(Break(reason), self._guards, error)
         return None
 

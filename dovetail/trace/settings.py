@@ -76,11 +76,9 @@ class CaptureSettings:
         >>> settings.with_fewer_symbols().shapes.has_symbols, settings.with_fewer_symbols().with_fewer_symbols().shapes.has_symbols
         (True, False)
         """
-        keeps_data_sizes = self.shapes.data_sizes == "keep"
-        shapes = dataclasses.replace(self.shapes, data_sizes="break")
-        return dataclasses.replace(
-            self, shapes=shapes if keeps_data_sizes else ShapePolicy(allowed=False, data_sizes=self.shapes.data_sizes)
-        )
+        if self.shapes.data_sizes == "keep":
+            return dataclasses.replace(self, shapes=dataclasses.replace(self.shapes, data_sizes="break"))
+        return dataclasses.replace(self, shapes=ShapePolicy(allowed=False, data_sizes=self.shapes.data_sizes))
 
 
 @dataclass

@@ -273,9 +273,9 @@ class Interpreter(Names, Attributes, Stores, Operators, Calls, NativeCalls):
         """Refuse to let the program handle an error that it would not have in eager, or not with this text."""
         is_ordinary = isinstance(error, _ORDINARY_ERRORS) and not private_sizes.is_symbolic(getattr(error, "obj", None))
         text = str(error) if type(error) is TypeError else ""
-        is_ordinary |= text.endswith("' object is not iterable") and "'Sym" not in text
+        is_ordinary |= text.endswith((" is not iterable", " is not subscriptable")) and "'Sym" not in text
         if (
-            self.trace.settings.shapes.has_symbols
+            (not self.trace.settings.shapes.is_static or self.trace.data_symbols())
             and error is not self.trace.findings.raised
             and not is_ordinary
             and type(error).__module__.startswith(("builtins", "torch", "sympy"))

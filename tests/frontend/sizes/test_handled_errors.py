@@ -85,12 +85,24 @@ def _missing_name(x: torch.Tensor) -> torch.Tensor:
         return x * 3
 
 
+def _not_subscriptable(x: torch.Tensor) -> torch.Tensor:
+    skip: Any = 0
+    for part in (x, x[:, 1:]):
+        try:
+            skip = skip[:, -part.shape[1] :]
+        except TypeError:
+            skip = 0
+        skip = part + skip
+    return skip * x.shape[0]
+
+
 _PROGRAMS: dict[str, Callable[[], Callable[..., Any]]] = {
     "a wrapper's attributes": _wrapper,
     "raised by a function": lambda: _raised_by_a_function,
     "raised again": lambda: _raised_again,
     "no such attribute": lambda: _missing_attribute,
     "no such name": lambda: _missing_name,
+    "no sequence": lambda: _not_subscriptable,
 }
 
 
@@ -117,6 +129,26 @@ def test_an_error_that_a_size_decides() -> None:
         x = torch.randn(size, 3)
         same(program(x), compiled(x))
     assert dovetail.events_of(compiled).count("compile") == 3
+
+
+def test_a_number_of_the_data_behind_an_error_that_a_size_decides() -> None:
+    """Symbols for what the data decides are given up first, and tried again with plain sizes."""
+
+    def program(x: torch.Tensor) -> tuple[torch.Tensor, float]:
+        rows = x.shape[0]
+        try:
+            x = x * [1, 2, 3][rows:].index(7)
+        except ValueError:
+            x = x * 2
+        return x * x.sum().item(), x.sum().item()
+
+    compiled = dovetail.compile(program, backend="aten")
+    for size in (4, 4, 5, 6, 4, 5):
+        x = torch.randn(size, 3)
+        same(program(x), compiled(x))
+    events = dovetail.events_of(compiled)
+    assert not events.count("graph break")
+    assert len(compiled.entries) == 3
 
 
 def test_methods_of_numbers() -> None:
