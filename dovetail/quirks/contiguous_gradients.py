@@ -32,7 +32,7 @@ def _kept(x: torch.Tensor, computed: torch.Tensor, take: Any) -> torch.Tensor:
 
 
 def _convolved(x: torch.Tensor, v: torch.Tensor, g: torch.Tensor) -> torch.Tensor:
-    return _kept(x, torch._weight_norm(v, g, 0), torch.nn.functional.conv2d)
+    return _kept(x, _aten._weight_norm(v, g, 0), torch.nn.functional.conv2d)
 
 
 def _image(channels: int = 3) -> torch.Tensor:
