@@ -47,6 +47,13 @@ _OPERATORS = frozenset(
 )
 
 
+#: Of these, Python's float is NumPy's to the last bit: the graph computes them where one number is made of data (Adam's counts).
+_ALIKE = frozenset(
+    {
+        *(operator.add, operator.sub, operator.mul, operator.truediv, operator.neg, operator.pos, operator.abs),
+        *(operator.iadd, operator.isub, operator.imul, operator.itruediv),
+    }
+)
 #: Functions of NumPy's that make one number of a list of numbers.
 _TAKING_LISTS = frozenset(
     vars(NUMPY)[name]
@@ -131,7 +138,10 @@ def compute_number(interpreter: TracingInterpreter, function: Any, args: Argumen
         return NotImplemented
     numbers = [item.number if type(item) is NumpyFloat else item for item in args]
     if any(map(private_sizes.is_data_number, numbers)):
-        return NotImplemented
+        if function not in _ALIKE or not any(type(item) in (NumpyFloat, NUMPY.float64) for item in args):
+            return NotImplemented
+        plain = [item.item() if type(item) is NUMPY.float64 else item for item in numbers]
+        return NumpyFloat(interpreter.operate(function, *plain))
     found: list[Any] = [source_of_number(interpreter, item) if type(item) in _SYMBOLIC else item for item in numbers]
     compute = _Compute(function, tuple(type(item) in (NumpyFloat, NUMPY.float64) for item in args))
     hints = [item.node.hint if type(item) in _SYMBOLIC else item for item in numbers]
@@ -177,6 +187,7 @@ class _Kind(ValueKind):
         """An operator, or a function of NumPy's or torch's."""
         if function is float and len(args) == 1:
             return args[0].number
+        function = operator.abs if function is abs else function
         found = NotImplemented if kwargs or not _is_numpys(function) else compute_number(interpreter, function, args)
         if found is not NotImplemented:
             return found
@@ -237,6 +248,18 @@ def _changing(values: Values, value: Any, source: Source) -> Any:
         return NotImplemented
     values.guard(source, TypeIs(NUMPY.float64), f"{source.name} was read")
     return NumpyFloat(values.symbolic_number(value.item(), inside))
+
+
+@operator_rule(*_ALIKE)
+def _compute_alike(interpreter: TracingInterpreter, function: Any, numbers: Arguments) -> Any:
+    """A plain number of NumPy's and one that the data decides make a number of NumPy's."""
+    if NUMPY is None or not any(type(item) is NUMPY.float64 for item in numbers):
+        return NotImplemented
+    return (
+        compute_number(interpreter, function, numbers)
+        if any(map(private_sizes.is_data_number, numbers))
+        else NotImplemented
+    )
 
 
 @operator_rule(max, min)

@@ -166,3 +166,42 @@ def test_numbers_of_other_types_are_not_taken_for_it() -> None:
         [0.9, numpy.int64(3), numpy.float64(1.3), numpy.array(0.2)],
     )
     run_both(function, [(number,) for number in (*first, numpy.float32(0.3), *others)])
+
+
+def test_beside_a_number_that_the_data_decides() -> None:
+    def function(x: Tensor, step: float) -> Any:
+        rate, count = numpy.power(step, -0.5), x.sum().item()
+        change = -(rate / count) * 2.0 + numpy.float64(0.5) - numpy.power(step, 0.25) * x.long().sum().item()
+        return x * change, change, x.add(x, alpha=change), (rate * count) * x, abs(change)
+
+    compiled = dovetail.compile(function, backend="aten", fullgraph=True)
+    for step in range(3, 10):
+        x = torch.linspace(1.0, 2.0, 3) * step
+        same(compiled(x, float(step)), function(x, float(step)))
+    assert captures(compiled) <= 3
+
+
+@pytest.mark.parametrize("make", [torch.optim.SGD, torch.optim.Adam, torch.optim.RMSprop])
+def test_a_rate_of_numpys_in_a_whole_step(make: Any) -> None:
+    found = []
+    for compiles in (False, True):
+        torch.manual_seed(0)
+        model = torch.nn.Linear(3, 2)
+        optimizer, state = make(model.parameters(), 0.1), {"step": 0}
+
+        def step(x: Tensor, model: Any = model, optimizer: Any = optimizer, state: Any = state) -> float:
+            state["step"] += 1
+            rate = 0.1 * numpy.min([numpy.power(state["step"], -0.5), state["step"] * numpy.power(4, -1.5)])
+            for group in optimizer.param_groups:
+                group["lr"] = rate
+            optimizer.zero_grad()
+            loss = model(x).square().mean()
+            loss.backward()
+            optimizer.step()
+            return float(loss.item())
+
+        run: Any = dovetail.compile(step, backend="aten", fullgraph=True) if compiles else step
+        losses = [run(torch.full((4, 3), 0.1 * index)) for index in range(8)]
+        found.append((losses, dict(model.state_dict()), optimizer.state_dict()))
+    same(*found)
+    assert captures(run) <= 4
