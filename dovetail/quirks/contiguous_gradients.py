@@ -78,7 +78,11 @@ def _with_gradient(
 ) -> tuple[Any, ...]:
     gradient = args[0]
     graph = gradient.graph
-    with graph.inserting_before(next(iter(reversed(graph.nodes)))):
+    user = next(iter(reversed(graph.nodes)))
+    if user.target not in _READ_AS_CONTIGUOUS:
+        # A decomposition hands the mark on to the operators that stand for the kernel: they take any memory.
+        return args
+    with graph.inserting_before(user):
         copied = graph.call_function(_aten.clone.default, (gradient,), {"memory_format": memory_format})
     copied.meta = dict(gradient.meta, val=torch.empty_like(gradient.meta["val"], memory_format=memory_format))
     return (copied, *args[1:])

@@ -71,3 +71,19 @@ def test_images_with_channels_last(kernel: int) -> None:
         call(x).pow(3).sum().backward()
         found.append([item.grad for item in layer.parameters()])
     same(*found)
+
+
+def test_kernels_of_a_layer_that_keeps_its_weight() -> None:
+    """Decompositions hand marks of a node on to others: the backward without a gradient for the weight is lowered all the same."""
+    torch.manual_seed(0)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", FutureWarning)
+        layer = torch.nn.utils.weight_norm(torch.nn.Conv2d(3, 4, 3))
+    compiled = dovetail.compile(layer, backend="inductor", tiers="wait", fullgraph=True)
+    x = torch.rand(2, 3, 4, 4).contiguous(memory_format=torch.channels_last)
+    found = []
+    for call in (layer, compiled):
+        layer.zero_grad()
+        call(x).pow(3).sum().backward()
+        found.append([item.grad for item in layer.parameters()])
+    same(*found, exact=False)
