@@ -140,7 +140,7 @@ def compute_number(interpreter: TracingInterpreter, function: Any, args: Argumen
     if any(map(private_sizes.is_data_number, numbers)):
         if function not in _ALIKE or not any(type(item) in (NumpyFloat, NUMPY.float64) for item in args):
             return NotImplemented
-        plain = [item.item() if type(item) is NUMPY.float64 else item for item in numbers]
+        plain = [float(item) if type(item) is NUMPY.float64 else item for item in numbers]
         return NumpyFloat(interpreter.operate(function, *plain))
     found: list[Any] = [source_of_number(interpreter, item) if type(item) in _SYMBOLIC else item for item in numbers]
     compute = _Compute(function, tuple(type(item) in (NumpyFloat, NUMPY.float64) for item in args))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import math
 import operator
+import warnings
 from collections.abc import Callable
 from typing import Any
 
@@ -205,3 +206,14 @@ def test_the_largest_element_gets_a_gradient(function: Callable[..., torch.Tenso
         x, y = torch.randn(2, 5, 3, generator=torch.Generator().manual_seed(seed)).requires_grad_().unbind()
         expected, actual = (torch.autograd.grad(callee(x, y).sum(), (x, y)) for callee in (function, compiled))
         torch.testing.assert_close(actual, expected)
+
+
+def test_functions_of_numbers_that_are_the_same_along_a_row() -> None:
+    """Inductor writes these as numbers in the place of vectors, by the name of the function for vectors."""
+
+    def function(x: torch.Tensor, y: torch.Tensor) -> Any:
+        return torch.expm1(x) * y, torch.atanh(x) * y, torch.nn.functional.elu(x - 0.5) * y
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", dovetail.errors.EagerFallbackWarning)
+        _compare(function, torch.linspace(0.1, 0.9, 8)[:, None], torch.rand(8, 32))
