@@ -16,6 +16,7 @@ from typing import Any
 import torch
 
 from dovetail.errors import CaptureError
+from dovetail.frontend.code.frame import Break
 from dovetail.frontend.protocol import TracingInterpreter
 from dovetail.frontend.rules import (
     Arguments,
@@ -47,7 +48,8 @@ _OPERATORS = frozenset(
 )
 
 
-#: Of these, Python's float is NumPy's to the last bit: the graph computes them where one number is made of data (Adam's counts).
+#: Of these, Python's float is NumPy's to the last bit, but for a division by zero: the graph computes them where one number is
+#: made of data (Adam's counts).
 _ALIKE = frozenset(
     {
         *(operator.add, operator.sub, operator.mul, operator.truediv, operator.neg, operator.pos, operator.abs),
@@ -141,6 +143,12 @@ def compute_number(interpreter: TracingInterpreter, function: Any, args: Argumen
         if function not in _ALIKE or not any(type(item) in (NumpyFloat, NUMPY.float64) for item in args):
             return NotImplemented
         plain = [float(item) if type(item) is NUMPY.float64 else item for item in numbers]
+        if function in (operator.truediv, operator.itruediv):
+            # Python's would raise for a zero.
+            with torch.no_grad():
+                upper, lower = (torch.scalar_tensor(item, dtype=torch.float64) for item in plain)  # type: ignore[arg-type]
+                quotient: Any = torch.div(upper, lower).item()
+            return NumpyFloat(quotient)
         return NumpyFloat(interpreter.operate(function, *plain))
     found: list[Any] = [source_of_number(interpreter, item) if type(item) in _SYMBOLIC else item for item in numbers]
     compute = _Compute(function, tuple(type(item) in (NumpyFloat, NUMPY.float64) for item in args))
@@ -250,16 +258,17 @@ def _changing(values: Values, value: Any, source: Source) -> Any:
     return NumpyFloat(values.symbolic_number(value.item(), inside))
 
 
-@operator_rule(*_ALIKE)
+@operator_rule(
+    *_ALIKE, *(getattr(operator, prefix + name) for prefix in ("", "i") for name in ("floordiv", "mod", "pow"))
+)
 def _compute_alike(interpreter: TracingInterpreter, function: Any, numbers: Arguments) -> Any:
     """A plain number of NumPy's and one that the data decides make a number of NumPy's."""
-    if NUMPY is None or not any(type(item) is NUMPY.float64 for item in numbers):
+    scalars = [item for item in numbers if NUMPY is not None and isinstance(item, NUMPY.generic)]
+    if not scalars or not any(map(private_sizes.is_data_number, numbers)):
         return NotImplemented
-    return (
-        compute_number(interpreter, function, numbers)
-        if any(map(private_sizes.is_data_number, numbers))
-        else NotImplemented
-    )
+    if not all(type(item) is NUMPY.float64 for item in scalars) or function not in _ALIKE:
+        raise Break("NumPy is given a number made of data", "call it outside of the function")
+    return compute_number(interpreter, function, numbers)
 
 
 @operator_rule(max, min)

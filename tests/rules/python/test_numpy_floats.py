@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import warnings
 from collections.abc import Callable
 from typing import Any
 
@@ -205,3 +206,24 @@ def test_a_rate_of_numpys_in_a_whole_step(make: Any) -> None:
         found.append((losses, dict(model.state_dict()), optimizer.state_dict()))
     same(*found)
     assert captures(run) <= 4
+
+
+@pytest.mark.parametrize(
+    "program",
+    [
+        lambda x, v: v / x.sum().item(),
+        lambda x, v: x.sum().item() / v,
+        lambda x, v: v // x.sum().item(),
+        lambda x, v: v ** x.sum().item(),
+        lambda x, v: numpy.float32(v) * x.sum().item(),
+        lambda x, v: numpy.float64(2.0) / x.sum().item(),
+    ],
+)
+def test_arithmetic_that_is_not_pythons_is_numpys(program: Any) -> None:
+    """Python raises where NumPy divides by zero, and other scalars of NumPy's have other types."""
+    compiled = dovetail.compile(program, backend="aten")
+    for numbers, v in ((torch.ones(3), 2.0), (torch.zeros(3), 3.0), (torch.full((3,), 2.5), 0.0), (torch.ones(3), 4.0)):
+        with numpy.errstate(all="ignore"), warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            expected, found = (run(numbers, numpy.float64(v)) for run in (program, compiled))
+        assert repr(found) == repr(expected) and type(found) is type(expected)
