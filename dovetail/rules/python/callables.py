@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import gc
 import inspect
 import logging
 import operator
@@ -288,6 +289,7 @@ def _cached(interpreter: TracingInterpreter, function: Any, args: Arguments, kwa
             raise Break(f"the cache of {name} is asked for an object", "call it outside")
         if inner is function.__wrapped__:
             return interpreter.call(inner, args, kwargs)
+        _refuse_traced(interpreter, given)
         for item in given:
             guard_deep(interpreter.values, item, {})
     call = CachedCall(len(args), tuple(kwargs))
@@ -322,6 +324,20 @@ def _cached(interpreter: TracingInterpreter, function: Any, args: Arguments, kwa
     if not has_library_code:
         values.guard(values.pin(function, name), Answers(keeps_its_results, (), True), f"the cache of {name} was asked")
     return values.read(result, source)
+
+
+def _refuse_traced(interpreter: TracingInterpreter, given: list[Any]) -> None:
+    """Refuse what a library must not keep of a capture: tensors, and functions that the program has just made."""
+    waiting, seen = list(given), set()
+    while waiting:
+        item = waiting.pop()
+        if isinstance(item, torch.Tensor) or (isinstance(item, types.FunctionType) and interpreter.is_created(item)):
+            raise Break(
+                "a cache is asked for an object that holds a tensor, or a function made inside", "call it outside"
+            )
+        if id(item) not in seen and not isinstance(item, (type, types.ModuleType, types.FunctionType)):
+            seen.add(id(item))
+            waiting += gc.get_referents(item)
 
 
 def _check_order(interpreter: TracingInterpreter, function: Any, name: str, state: torch.Tensor) -> None:

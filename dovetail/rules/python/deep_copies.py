@@ -55,7 +55,7 @@ def _copied(interpreter: TracingInterpreter, value: torch.Tensor, memories: set[
     item, is_parameter = trace.input_of(value), isinstance(value, torch.nn.Parameter)
     with private_calls.no_torch_function():
         is_plain = type(value) is private_tensors.FunctionalTensor and value.layout is torch.strided and value.is_leaf
-        if not is_plain or value._base is not None:
+        if not is_plain or value._base is not None or value.is_conj() or value.is_neg():
             raise Break("a tensor that is no plain leaf is copied by copy.deepcopy", _ADVICE)
         memory = value.untyped_storage()._cdata
         owners = [known for known in trace.inputs if known.value.untyped_storage()._cdata == memory]

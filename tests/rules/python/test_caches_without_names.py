@@ -83,3 +83,21 @@ def test_plans_of_a_library_are_kept_by_equal_objects() -> None:
     library["kept"].cache_clear()
     x = torch.randn(2, 4)
     assert torch.equal(compiled(x), call(x) + 1)
+
+
+def test_a_library_keeps_nothing_of_a_capture() -> None:
+    """A function made inside is another key in each call, and what it closes over would be the trace's."""
+    library: dict[str, Any] = {"__name__": "planner"}
+    source = "import functools\nkept = functools.lru_cache(functools.partial(lambda parts: parts[0]))"
+    exec(compile(source, os.path.join(os.path.dirname(torch.__file__), "keeper.py"), "exec", 0, True), library)
+    kept = library["kept"]
+
+    def program(x: torch.Tensor) -> torch.Tensor:
+        y = x * 2
+        return kept(parts=(lambda: y, "plan"))() + 1
+
+    compiled = dovetail.compile(program, backend="aten")
+    for _ in range(3):
+        x = torch.randn(3)
+        assert torch.equal(compiled(x), x * 2 + 1)
+    assert kept.cache_info().currsize == 3

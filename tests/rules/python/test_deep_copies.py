@@ -101,6 +101,11 @@ def a_part(s: State, x: torch.Tensor) -> Any:
     return copy.deepcopy(s.flat[1:]), s.flat.untyped_storage().nbytes()
 
 
+def a_lazy_conjugate(s: State, x: torch.Tensor) -> Any:
+    copied = copy.deepcopy(torch.complex(x, x).conj().detach())
+    return copied.is_conj(), copied.imag
+
+
 def no_leaf(s: State, x: torch.Tensor) -> Any:
     try:
         return copy.deepcopy(s.weight * x)
@@ -127,7 +132,7 @@ def _facts(value: Any) -> Any:
     return [_facts(item) for item in value] if isinstance(value, (list, tuple)) else value
 
 
-@pytest.mark.parametrize("function", [*WHOLE, shared_memory, a_part, no_leaf, a_module])
+@pytest.mark.parametrize("function", [*WHOLE, shared_memory, a_part, a_lazy_conjugate, no_leaf, a_module])
 def test_copies_are_eagers(function: Callable[[State, torch.Tensor], Any]) -> None:
     found = []
     for run in (function, dovetail.compile(function, backend="aten", fullgraph=function in WHOLE)):

@@ -56,34 +56,28 @@ def test_a_step_trains_in_one_graph(name: str) -> None:
     same(*results)
 
 
-@pytest.mark.parametrize("kernel", [1, 3])
-def test_images_with_channels_last(kernel: int) -> None:
-    """The layer keeps its weight. Without a gradient for that, the convolution's own does not lie as the sum of both would."""
+def kept_weight(kernel: int, **options: Any) -> list[list[Any]]:
+    """Gradients of a layer that keeps its weight, for an image with channels last: eager's, and those of a compiled call."""
     torch.manual_seed(0)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", FutureWarning)
         layer = torch.nn.utils.weight_norm(torch.nn.Conv2d(3, 4, kernel))
-    compiled = dovetail.compile(layer, backend="aten", fullgraph=True)
+    compiled = dovetail.compile(layer, fullgraph=True, **options)
     x = torch.rand(2, 3, 4, 4).contiguous(memory_format=torch.channels_last)
     found = []
     for call in (layer, compiled):
         layer.zero_grad()
         call(x).pow(3).sum().backward()
         found.append([item.grad for item in layer.parameters()])
-    same(*found)
+    return found
+
+
+@pytest.mark.parametrize("kernel", [1, 3])
+def test_images_with_channels_last(kernel: int) -> None:
+    """Without a gradient for the kept weight, the convolution's own does not lie as the sum of both would."""
+    same(*kept_weight(kernel, backend="aten"))
 
 
 def test_kernels_of_a_layer_that_keeps_its_weight() -> None:
     """Decompositions hand marks of a node on to others: the backward without a gradient for the weight is lowered all the same."""
-    torch.manual_seed(0)
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", FutureWarning)
-        layer = torch.nn.utils.weight_norm(torch.nn.Conv2d(3, 4, 3))
-    compiled = dovetail.compile(layer, backend="inductor", tiers="wait", fullgraph=True)
-    x = torch.rand(2, 3, 4, 4).contiguous(memory_format=torch.channels_last)
-    found = []
-    for call in (layer, compiled):
-        layer.zero_grad()
-        call(x).pow(3).sum().backward()
-        found.append([item.grad for item in layer.parameters()])
-    same(*found, exact=False)
+    same(*kept_weight(3, backend="inductor", tiers="wait"), exact=False)
