@@ -20,7 +20,6 @@ from dovetail.artefacts.allow_list import (
 )
 from dovetail.artefacts.arguments import decode_argument, device_named, value_named
 from dovetail.artefacts.loaded_graph import LoadedGraph
-from dovetail.artefacts.size_expressions import depends_on_data, evaluate
 from dovetail.artefacts.specs import (
     StoredResult,
     build_result,
@@ -29,6 +28,7 @@ from dovetail.artefacts.specs import (
     derivative_order,
     name_of_input,
 )
+from dovetail.backends.common.size_expressions import depends_on_data, evaluate
 from dovetail.errors import ArtefactError, InputError
 from dovetail.guards import GuardSet
 from dovetail.quirks.functionalisation import SAME_DTYPE

@@ -19,8 +19,8 @@ from dovetail.artefacts.arguments import encode_argument
 from dovetail.artefacts.files import write_artefact
 from dovetail.artefacts.kernels import kernels_of
 from dovetail.artefacts.schema import validate
-from dovetail.artefacts.size_expressions import depends_on_data, encode_expression, encode_size
 from dovetail.artefacts.specs import derivative_order, encode_descriptor, encode_result, encode_spec, name_of_input
+from dovetail.backends.common.size_expressions import depends_on_data, encode_expression, encode_size
 from dovetail.errors import ArtefactError, OptionError
 from dovetail.guards import ItemSource
 from dovetail.guards.reading import FETCH_ERRORS, short

@@ -15,7 +15,7 @@ import time
 from collections.abc import Callable, Sequence
 from typing import Any, NoReturn
 
-from dovetail.tiers.unportable import UnportableError
+from dovetail.cache.unportable import UnportableError
 
 _PAUSE = 0.5
 

@@ -16,17 +16,16 @@ import torch
 
 from dovetail.aot.joint_graph import JointGraph
 from dovetail.aot.steps import Lowering
-from dovetail.artefacts.size_expressions import depends_on_data
 from dovetail.backends import ATEN, Backend, lookup_backend
+from dovetail.backends.common.size_expressions import depends_on_data
 from dovetail.backends.protocol import CompiledCallable, Kind
 from dovetail.errors import OptionError, UnknownBackendError
 from dovetail.options import Options, check_choice
-from dovetail.tiers.kept_graphs import is_unread
-from dovetail.tiers.later import Collector
+from dovetail.tiers.kept_graphs import has_sizes, is_unread
+from dovetail.tiers.later import Collector, compile_now
 from dovetail.tiers.progress import stage
 from dovetail.torch_private import inductor_cache
 from dovetail.torch_private import operators as private_operators
-from dovetail.torch_private import sizes as private_sizes
 from dovetail.trace.shapes import RecordingShapeEnv
 
 #: In the environment, over the option: a run that must give the same bits as another one waits, say.
@@ -51,7 +50,7 @@ class Tiers:
     ) -> CompiledCallable:
         """See :class:`dovetail.backends.protocol.CompileFunction`."""
         with stage(f"{self.backend.name} compiles the {kind} graph of {len(graph.graph.nodes)} nodes"):
-            return self.backend.compile(graph, example_inputs, kind=kind, options=options)
+            return compile_now(self.backend, graph, example_inputs, kind, options)
 
 
 def in_tiers(backend: Backend, options: Options) -> Backend:
@@ -104,11 +103,6 @@ def why_not(lowering: Lowering, tiers: Tiers) -> str | None:
 def has_changing_numbers(joint: JointGraph) -> bool:
     """Whether a graph computes with floats that change from call to call: a learning rate, an optimizer's count of steps."""
     return any(isinstance(value, torch.SymFloat) for value in _values(joint))
-
-
-def has_sizes(joint: JointGraph) -> bool:
-    """Whether a graph computes with sizes or whole numbers that change from call to call."""
-    return any(private_sizes.has_symbols(value) for value in _values(joint) if not isinstance(value, torch.SymFloat))
 
 
 def _values(joint: JointGraph) -> Iterable[Any]:

@@ -11,14 +11,14 @@ import torch
 
 from dovetail.aot.nodes import has_symbolic_sizes
 from dovetail.backends import lookup_backend
+from dovetail.backends.common.sizes_elsewhere import SizesHere, SizesThere
+from dovetail.cache.unportable import UnportableError
 from dovetail.face.loading import load_rules
 from dovetail.guards.ambient import without_autocast
 from dovetail.tiers.branches import Branch, can_branch, side_by_side
 from dovetail.tiers.choice import CACHES
 from dovetail.tiers.flat_graph import DecodedGraph, encode
 from dovetail.tiers.later import LaterGraph
-from dovetail.tiers.sizes_elsewhere import SizesHere, SizesThere
-from dovetail.tiers.unportable import UnportableError
 from dovetail.torch_private import inductor_cache
 from dovetail.torch_private import state as private_state
 from dovetail.torch_private.inductor_kernels import compile_headers, trusting_compiler

@@ -15,10 +15,10 @@ import torch
 from dovetail.artefacts.allow_list import NAMESPACES, check_arguments, name_of_operator, operator_by_name
 from dovetail.artefacts.arguments import decode_argument, encode_argument, value_named
 from dovetail.backends.common.constants import decode_constant, encode_constant
+from dovetail.backends.common.sizes_elsewhere import SizesHere, SizesThere, new_fake_mode
 from dovetail.backends.protocol import Kind, output_arguments
+from dovetail.cache.unportable import UnportableError
 from dovetail.errors import ArtefactError
-from dovetail.tiers.sizes_elsewhere import SizesHere, SizesThere, new_fake_mode
-from dovetail.tiers.unportable import UnportableError
 from dovetail.torch_private import inductor_code as private_code
 from dovetail.torch_private import operators as private_operators
 from dovetail.torch_private import sizes as private_sizes
@@ -175,8 +175,7 @@ class DecodedGraph:
         if not isinstance(value, torch.Tensor):
             return self._declared(declared)
         wanted = {**declared, "requires_grad": False, "inference": False, "bytes": 0}
-        here = None if self._sizes is None else self._sizes.here
-        found = {**encode_value(value, here), "requires_grad": False, "inference": False, "bytes": 0}
+        found = {**encode_value(value, self._sizes), "requires_grad": False, "inference": False, "bytes": 0}
         return value if found == wanted else self._declared(declared)
 
     def _declared(self, data: Any) -> Any:
@@ -190,7 +189,7 @@ class DecodedGraph:
         with private_tracing.disable_current_modes(), inference, self.fake_mode, torch.no_grad():
             value = torch.empty_strided(shape, stride, dtype=dtype)
             nbytes = value.untyped_storage().nbytes()
-            known = nbytes if self._sizes is None else self._sizes.here.encode(nbytes)
+            known = nbytes if self._sizes is None else self._sizes.encode(nbytes)
             if data["offset"] != 0 or data["bytes"] != known:
                 whole = torch.empty(self._size(data["bytes"]) // dtype.itemsize, dtype=dtype)
                 value = whole.as_strided(shape, stride, self._size(data["offset"]))

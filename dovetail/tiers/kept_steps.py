@@ -27,17 +27,18 @@ from dovetail.aot.descriptors import BufferInput, ParamInput
 from dovetail.aot.nodes import BACKWARD_RUN
 from dovetail.aot.steps import BackendGraph, Lowering
 from dovetail.backends.common.outputs import guard_outputs, promised_strides
+from dovetail.backends.common.sizes_elsewhere import sizes_of_mode
 from dovetail.backends.inductor.generated import Generated, code_of, note
 from dovetail.backends.inductor.job import resolving
 from dovetail.backends.inductor.kept_code import state_of_torch, take_code
 from dovetail.backends.protocol import Kind, output_arguments
+from dovetail.cache.unportable import UnportableError
 from dovetail.errors import BackendError
 from dovetail.guards.ambient import without_autocast
 from dovetail.passes.decompose import ABOUT_THE_VALUE, IN_GRADIENTS
 from dovetail.passes.unfinished_runs import draws_numbers, finish_by_operators, finishing, may_run_again
 from dovetail.tiers.flat_graph import is_plain
-from dovetail.tiers.kept_graphs import encoded_graph, key_of_graph
-from dovetail.tiers.unportable import UnportableError
+from dovetail.tiers.kept_graphs import encoded_graph, has_sizes, key_of_graph
 from dovetail.torch_private import state as private_state
 
 #: Entries of ``meta`` by which no step decides, which are in the key otherwise, or which a step itself notes.
@@ -58,7 +59,12 @@ def key_of_steps(lowering: Lowering) -> str | None:
     hooks = [_name(hook) for place in places for hook in place]
     is_whole_step = not lowering.is_training and any(BACKWARD_RUN in node.meta for node in joint.graph.nodes)
     is_plain_call = settings.memory_budget is None and settings.find_reused is None and is_plain(settings.options)
-    if is_whole_step or not is_plain_call or not all(name.startswith("dovetail.") for name in hooks):
+    if (
+        is_whole_step
+        or has_sizes(joint)
+        or not is_plain_call
+        or not all(name.startswith("dovetail.") for name in hooks)
+    ):
         return None
     given = (sorted(settings.options.items()), settings.numerics, settings.guarded_inputs, lowering.backend.numerics)
     about = (described(joint.spec), joint.num_forward_outputs, joint.is_exact, joint.inexact, hooks, state_of_torch())
@@ -329,5 +335,6 @@ def _digest(lowering: Lowering) -> str:
     """A key of the graphs that a step has made, and of the values between them."""
     parts = lowering.parts
     assert parts is not None
-    graphs = [encoded_graph(item.graph) for item in (parts.forward, parts.backward) if item is not None]
+    sizes = sizes_of_mode(lowering.joint.fake_mode)
+    graphs = [encoded_graph(item.graph, sizes) for item in (parts.forward, parts.backward) if item is not None]
     return cache.key_of(json.dumps(graphs), parts.saved)

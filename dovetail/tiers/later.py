@@ -74,6 +74,16 @@ class Collector:
         self.graphs = []
 
 
+def compile_now(
+    backend: Backend, graph: torch.fx.GraphModule, examples: Sequence[Any], kind: Kind, options: Mapping[str, Any]
+) -> CompiledCallable:
+    """Compile a graph as the background does: so its kernels lie under the same key."""
+    later = _without_symbols(LaterGraph(graph, examples, kind, options))
+    later.compile(backend)
+    assert later.run is not None
+    return later if later.blanks else later.run
+
+
 def _without_symbols(later: LaterGraph) -> LaterGraph:
     """The graph with changing floats as tensors, and with inputs of no size where nothing reads one whose size changes."""
     if not has_symbolic_sizes(later.graph.graph.nodes):

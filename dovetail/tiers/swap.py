@@ -28,16 +28,15 @@ from typing import Any
 
 import torch
 
-from dovetail import cache
 from dovetail.aot.backward_graphs import Pattern, taking
 from dovetail.aot.compile_joint import run_steps
 from dovetail.aot.compiled_graph import CompiledGraph
 from dovetail.aot.joint_graph import JointGraph
 from dovetail.aot.steps import Lowering, instead_of_steps
 from dovetail.backends.common.outputs import own_copy
+from dovetail.cache.unportable import UnportableError
 from dovetail.errors import EagerFallbackWarning
 from dovetail.events import EventLog
-from dovetail.face.attempts import collection_paused
 from dovetail.face.compiled_function import CompiledFunction
 from dovetail.face.dispatcher import compile_lock
 from dovetail.face.module import CompiledModule
@@ -46,19 +45,18 @@ from dovetail.guards.ambient import without_autocast
 from dovetail.runtime.function import RuntimeFunction
 from dovetail.tiers import kept_steps, process
 from dovetail.tiers.check import difference_of_tiers
-from dovetail.tiers.choice import CACHES, OPERATORS, Tiers, has_changing_numbers, has_sizes, tiers_of, why_not
+from dovetail.tiers.choice import CACHES, OPERATORS, Tiers, has_changing_numbers, tiers_of, why_not
 from dovetail.tiers.compiling import make_job
+from dovetail.tiers.kept_graphs import has_sizes
 from dovetail.tiers.later import Collector
 from dovetail.tiers.progress import Progress, stage
 from dovetail.tiers.tuning import Tuning
-from dovetail.tiers.unportable import UnportableError
-from dovetail.tiers.waiting import compile_or_take
+from dovetail.tiers.waiting import compile_or_take, from_cache
 from dovetail.torch_private import autograd as private_autograd
 from dovetail.torch_private import checkpoints as private_checkpoints
 from dovetail.torch_private import state as private_state
 from dovetail.torch_private import tracing as private_tracing
 from dovetail.torch_private.assumptions import Aside
-from dovetail.torch_private.inductor_cache import NotCachedError
 from dovetail.trace import ShapeGuards, shape_guards
 
 #: The graphs of each compiled function that have not ended up on a tier, by the function's log.
@@ -75,7 +73,7 @@ def run_operators_first(lowering: Lowering) -> CompiledGraph | None:
         return None
     events, reason = lowering.settings.events, why_not(lowering, tiers)
     if reason is None:
-        kept = _from_cache(lowering, tiers)
+        kept = from_cache(lowering, tiers)
         if kept is not None:
             return kept
         try:
@@ -103,25 +101,6 @@ def run_operators_first(lowering: Lowering) -> CompiledGraph | None:
     events.note("tier 0", reason=f"runs by ATen operators until {tiers.backend.name} has compiled it")
     _UNSETTLED.setdefault(events, weakref.WeakSet()).add(run)
     return dataclasses.replace(first, run=run, backend=lowering.backend)
-
-
-def _from_cache(lowering: Lowering, tiers: Tiers) -> CompiledGraph | None:
-    """The graph with its kernels, where an earlier process has left all of it in Dovetail's cache: tier 0 is not needed."""
-    if tiers.check_swap or tiers.tune or not cache.is_on():
-        return None
-    start, events = time.monotonic(), lowering.settings.events
-    try:
-        # No kernel is compiled, and all that is made lives on: to look for garbage once took as long as all the rest.
-        where = CACHES[tiers.backend.name].only_from_cache(ours=True)
-        with private_state.preserved_rng_state(), collection_paused(), where:
-            compiled = kept_steps.run_once(lowering.with_(backend=tiers.backend))
-    except Exception as error:  # noqa: BLE001  (what is missing, or cannot be used, is made as without a cache)
-        kind = "" if isinstance(error, NotCachedError) else f"{type(error).__name__}: "
-        events.note("cache miss", reason=f"{kind}{error}")
-        return None
-    loaded = time.monotonic() - start
-    events.note("tier 1", backend=tiers.backend.name, cache="hit", after=0.0, compiled=0.0, loaded=loaded)
-    return dataclasses.replace(compiled, backend=lowering.backend)
 
 
 class SwappingRun:

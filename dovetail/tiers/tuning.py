@@ -32,6 +32,7 @@ from dovetail import cache
 from dovetail.aot.nodes import has_symbolic_sizes
 from dovetail.backends import Backend
 from dovetail.backends.inductor.generated import Generated, aside, note
+from dovetail.cache.unportable import UnportableError
 from dovetail.errors import BackendError
 from dovetail.events import EventLog
 from dovetail.guards.ambient import without_autocast
@@ -41,7 +42,6 @@ from dovetail.tiers.compiling import make_job
 from dovetail.tiers.contest import Contest
 from dovetail.tiers.flat_graph import encode
 from dovetail.tiers.later import LaterGraph
-from dovetail.tiers.unportable import UnportableError
 from dovetail.torch_private import state as private_state
 
 #: A graph that takes less time than this many seconds has nothing to gain: the call around it takes as long.

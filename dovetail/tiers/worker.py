@@ -20,8 +20,8 @@ import time
 from pathlib import Path
 from typing import Any
 
+from dovetail.cache.unportable import UnportableError
 from dovetail.tiers.branches import reason_of
-from dovetail.tiers.unportable import UnportableError
 
 #: Between two looks at the folder, and at the parent.
 _PAUSE, _WATCH_PAUSE = 0.02, 0.5

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import MutableSet
+from contextlib import AbstractContextManager
 from typing import Any
 
 from torch.fx.experimental.symbolic_shapes import DimDynamic, ShapeEnv, SymT, symbol_is_type
@@ -49,6 +50,10 @@ class Aside:
     def __exit__(self, *_error: object) -> None:
         self._exchange()
 
+    def keep(self) -> None:
+        """Outside of the blocks too, assume what is assumed in them."""
+        self._exchange()
+
     def _exchange(self) -> None:
         state = vars(self._environment)
         now, other = dict(state), self._other
@@ -67,21 +72,35 @@ def _copied(value: Any) -> Any:
     return copy.copy(value) if isinstance(value, (list, MutableSet)) else value
 
 
+def nothing_recorded(environment: ShapeEnv) -> AbstractContextManager[None]:
+    """A block in which questions about sizes are answered for the present call, and not guarded."""
+    return environment.suppress_guards()
+
+
 def sizes_of(environment: ShapeEnv) -> list[Any]:
     """The symbols of sizes, strides and whole numbers that are read off inputs."""
     return [symbol for symbol in environment.var_to_range if symbol_is_type(symbol, SymT.SIZE)]
 
 
+def number_of(environment: ShapeEnv, symbol: Any) -> Any:
+    """The symbolic number that a symbol stands for, with its value at capture."""
+    return environment.create_symintnode(symbol, hint=hint(environment.create_symintnode(symbol, hint=None)))
+
+
 def facts_of(environment: ShapeEnv, symbol: Any) -> list[Any]:
     """The facts of which :func:`size_of_facts` makes a symbol again: plain numbers and a name."""
-    number = environment.create_symintnode(symbol, hint=None)
-    return [str(symbol), hint(number), *range_of(environment, symbol), symbol.is_positive]
+    return [
+        str(symbol),
+        int(number_of(environment, symbol).node.hint),
+        *range_of(environment, symbol),
+        symbol.is_positive,
+    ]
 
 
 def size_of_facts(
     environment: ShapeEnv, name: str, example: int, low: int | None, high: int | None, positive: bool | None
-) -> Any:
-    """A symbolic size under the name that it has in another process; raises ``ValueError`` where it cannot have it."""
+) -> None:
+    """Make the symbol of a size under the name that it has in another process; raises ``ValueError`` where it cannot have it."""
     from torch._dynamo.source import ConstantSource
 
     source, number = ConstantSource(f"the size {name}"), int(name[1:])
@@ -96,4 +115,3 @@ def size_of_facts(
     if str(symbol) != name:
         raise ValueError(f"{name} is the name of no size")
     environment.var_to_range[symbol] = ValueRanges(-int_oo if low is None else low, int_oo if high is None else high)
-    return environment.create_symintnode(symbol, hint=example, source=source)

@@ -26,7 +26,7 @@ from dovetail.torch_private.inductor_kernels import key_of_loaded, loaded_kernel
 
 _EXTERN = re.compile(r"\bextern_kernels\.(\w+)")
 _FILE = "<code that Inductor has generated>"
-_OPERATORS = re.compile(r"\b(?:torch\.ops|aten)\.(\w+)")
+_OPERATORS = re.compile(r"\btorch\.ops\.(\w+)")
 #: Operators that exist in a process without Inductor.
 _NAMESPACES = ("aten", "mkldnn")
 
@@ -36,6 +36,7 @@ def _plain_names() -> dict[str, Any]:
     """The objects that generated code finds under the names of Inductor's usual imports."""
     return {
         "torch": torch,
+        "aten": torch.ops.aten,
         "math": math,
         "inf": math.inf,
         "nan": math.nan,
@@ -76,7 +77,7 @@ def code_as_data(compiled: Any) -> dict[str, Any] | None:
     if source is None or found[0].name != "Runner":
         return None
     # Without comments: they name the operators that a kernel stands for.
-    if not set(_OPERATORS.findall(ast.unparse(found[0]))) <= {"ops", *_NAMESPACES}:
+    if not set(_OPERATORS.findall(ast.unparse(found[0]))) <= set(_NAMESPACES):
         return None
     return _with_kernels(source, call.__func__.__globals__, call.__func__.__code__, compiled.constants or {})
 

@@ -152,6 +152,7 @@ class RecordingShapeEnv(private_sizes.QuickShapeEnv):
         self.locate: Callable[[], UserLocation | None] = lambda: None
         #: Whether something may be assumed of sizes that the data decides: the graph is still to check it.
         self.may_assume = False
+        self.assumed_elsewhere: list[Any] = []  # conditions on its sizes that another process has found, as data
         self._locations: list[UserLocation | None] = []
 
     def evaluate_sym_node(self, *args: Any, **kwargs: Any) -> Any:

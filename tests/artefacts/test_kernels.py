@@ -360,9 +360,30 @@ def test_export_without_a_cache_on_disk(is_on: bool, tmp_path: Path, monkeypatch
         cache.switch(None)
 
 
+@pytest.mark.parametrize("order", [0, 1])
+def test_kernels_for_sizes_that_change(order: int, tmp_path: Path) -> None:
+    x = dovetail.mark_dynamic(torch.randn(6, 4), 0, minimum=2, maximum=64).requires_grad_(order == 1)
+
+    def model(x: torch.Tensor) -> torch.Tensor:
+        return nn.functional.gelu(nn.functional.layer_norm(x, (4,))) / x.shape[0]
+
+    path = dovetail.capture(model, (x,)).export(tmp_path / "step", kernels=True)
+    step = dovetail.load(path, kernels=True)
+    assert step.kernels == "from the file"
+    for size in (6, 2, 33, 64):
+        given = torch.randn(size, 4, requires_grad=order == 1)
+        expected, found = model(given), step(given)
+        torch.testing.assert_close(found, expected)
+        if order:
+            (slope,) = torch.autograd.grad(found.square().sum(), given)
+            torch.testing.assert_close(slope, torch.autograd.grad(expected.square().sum(), given)[0])
+    for size in (1, 65):
+        with pytest.raises(errors.DovetailError, match="must be at (least 2|most 64)"):
+            step(torch.randn(size, 4))
+
+
 def test_kernels_that_are_not_kept_are_refused_and_nothing_is_written(tmp_path: Path) -> None:
-    x = dovetail.mark_dynamic(torch.randn(6, 4), 0, minimum=2, maximum=64)
-    joint = dovetail.capture(nn.Linear(4, 4), (x,))
+    joint = dovetail.capture(lambda x: x + torch.tensor([[1.0] * 512] * 600), (torch.randn(600, 512),))
     with pytest.raises(errors.ArtefactError, match="cannot be exported: the graph is not kept"):
         joint.export(tmp_path / "step", kernels=True)
     assert os.listdir(tmp_path) == []

@@ -10,8 +10,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from dovetail.cache.unportable import UnportableError
 from dovetail.tiers.branches import can_branch, side_by_side
-from dovetail.tiers.unportable import UnportableError
 from dovetail.tiers.worker import write_whole
 
 HERE = __name__

@@ -12,8 +12,8 @@ from torch import Tensor, nn
 
 import dovetail
 from dovetail.backends.protocol import Backend, Kind
+from dovetail.cache.unportable import UnportableError
 from dovetail.tiers.flat_graph import DecodedGraph, encode
-from dovetail.tiers.unportable import UnportableError
 from tests.differential import same
 
 Given = tuple[torch.fx.GraphModule, Kind, dict[str, Any]]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import re
 import sys
@@ -22,13 +23,15 @@ from dovetail.aot.compile_joint import compile_joint, decompose
 from dovetail.aot.joint_graph import JointGraph
 from dovetail.aot.steps import CompileSettings, Lowering
 from dovetail.backends import lookup_backend
+from dovetail.backends.common.sizes_elsewhere import sizes_of_mode
 from dovetail.backends.inductor import backend as inductor_backend
 from dovetail.backends.inductor import decompositions
 from dovetail.backends.inductor.job import Job
+from dovetail.cache.unportable import UnportableError
 from dovetail.events import EventLog
 from dovetail.options import Options
-from dovetail.tiers import choice, kept_graphs, process, swap
-from dovetail.tiers.unportable import UnportableError
+from dovetail.passes import decompose as passes_decompose
+from dovetail.tiers import choice, kept_graphs, process, waiting
 from dovetail.torch_private.inductor_cache import NotCachedError, only_from_cache
 from tests.differential import same
 from tests.tiers.fakes import FakeWorker
@@ -133,15 +136,54 @@ def test_a_graph_whose_numbers_change_read_again_is_the_same_graph(monkeypatch: 
 def test_a_graph_for_which_a_number_was_looked_at_is_not_kept(monkeypatch: pytest.MonkeyPatch) -> None:
     lowering = step_with_a_schedule(monkeypatch)
     cache.clear()
-    counts = iter([(0, 0, 0), (1, 0, 0)])
-    monkeypatch.setattr(kept_graphs.private_assumptions, "count_of_assumptions", lambda environment: next(counts))
+    number = next(value for node in lowering.joint.graph.nodes if type(value := node.meta.get("val")) is torch.SymFloat)
+    looking(monkeypatch, lambda: number < 2)
     decompose(lowering)
     assert not [entry for entry in cache.ls() if entry.kind == "graphs"]
 
 
+def looking(monkeypatch: pytest.MonkeyPatch, question: Callable[[], Any]) -> None:
+    """While a graph is decomposed, a question about its numbers is asked, which is guarded."""
+    decompose_graph = passes_decompose.decompose_graph
+
+    def decompose_and_ask(*given: Any) -> Any:
+        assert question()
+        return decompose_graph(*given)
+
+    monkeypatch.setattr(passes_decompose, "decompose_graph", decompose_and_ask)
+
+
+def of_any_size(size: int, function: Callable[..., Any] = program) -> Lowering:
+    return lowering_of(function, dovetail.mark_dynamic(leaf(size, 4), 0))
+
+
+@pytest.mark.parametrize("size", [3, 7])
+def test_the_sizes_of_the_call_are_not_in_the_key_of_symbolic_ones(size: int) -> None:
+    made = decompose(of_any_size(3)).joint
+    with only_from_cache(ours=True):
+        again = decompose(of_any_size(size)).joint
+    assert again.graph_module.code == made.graph_module.code
+    assert facts(again) == facts(made)
+    again.lint()
+
+
+@pytest.mark.parametrize("size", [7, 12])
+def test_who_takes_a_graph_assumes_what_decomposing_has_assumed(size: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    lowering, other = of_any_size(3), of_any_size(size)
+    with monkeypatch.context() as changed:
+        looking(changed, lambda: lowering.joint.primals[0].meta["val"].shape[0] < 10)
+        decompose(lowering)
+    sizes = [sizes_of_mode(item.joint.fake_mode) for item in (lowering, other)]
+    with only_from_cache(ours=True), contextlib.nullcontext() if size < 10 else pytest.raises(NotCachedError):
+        decompose(other)
+    first, second = [item.assumed() for item in sizes if item is not None]
+    assert len(first) == 1 and second == (first if size < 10 else [])
+
+
 def facts(joint: JointGraph) -> list[Any]:
     memories: dict[int, int] = {}
-    return [kept_graphs._facts_of(node, memories) for node in joint.graph.nodes if node.op != "output"]
+    sizes = sizes_of_mode(joint.fake_mode)
+    return [kept_graphs._facts_of(node, memories, sizes) for node in joint.graph.nodes if node.op != "output"]
 
 
 def test_a_hit_needs_no_table(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -171,7 +213,7 @@ def test_a_graph_of_which_all_is_kept_loads_nothing_of_inductor(monkeypatch: pyt
     monkeypatch.delenv(choice.SWITCH, raising=False)
     joint = dovetail.capture(lambda x: F.gelu(x * 2).sum(0), (leaf(3, 4),))
     decompose(Lowering(joint, lookup_backend("inductor"), CompileSettings()))
-    monkeypatch.setattr(inductor_backend, "take_code", lambda key: list)
+    monkeypatch.setattr(inductor_backend, "take_code", lambda key, sizes: list)
     for name in HEAVY:
         owner, _, last = f"torch._inductor.{name}".rpartition(".")
         if hasattr(sys.modules.get(owner), last):
@@ -206,7 +248,7 @@ def test_a_miss_says_why(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
                 job.not_kept = "a setting is an object"
 
             monkeypatch.setattr(inductor_backend, "key_of_code", not_kept)
-    found = swap._from_cache(lowering, choice.Tiers(lowering.backend, "auto"))
+    found = waiting.from_cache(lowering, choice.Tiers(lowering.backend, "auto"))
     (event,) = [event for event in lowering.settings.events.events if event.name == "cache miss"]
     assert found is None and re.search(reason, event.details["reason"])
 
@@ -252,8 +294,6 @@ def test_what_decides_about_a_graph_is_in_the_key(change: str, monkeypatch: pyte
 
 
 def test_what_cannot_be_written_down_is_decomposed_each_time() -> None:
-    symbolic = lowering_of(program, dovetail.mark_dynamic(torch.ones(3, 4), 0))
-    assert key_of(symbolic) is None
     constant = torch.arange(4.0)
     conjugated = lowering_of(lambda x: x.abs(), torch.ones(3, dtype=torch.complex64).conj())
     assert key_of(conjugated) is None

@@ -36,15 +36,18 @@ def runs(own_cache: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[dict[str,
     def compile_graph(job: Any, *args: Any) -> tuple[Run, bool]:
         return lambda inputs: list(job.graph(*inputs)), False
 
-    def keep(key: str, run: Run) -> None:
+    def keep(key: str, run: Run, *sizes: Any) -> None:
         kept[key] = run
         cache.write("code", key, b"code")
 
-    for name, function in (("_compile", compile_graph), ("keep_code", keep), ("take_code", kept.get)):
+    def take(key: str, sizes: Any = None) -> Run | None:
+        return kept.get(key)
+
+    for name, function in (("_compile", compile_graph), ("keep_code", keep), ("take_code", take)):
         monkeypatch.setattr(inductor_backend, name, function)
     monkeypatch.setattr(inductor_backend.private_inductor, "generated_file", lambda run: "code.py")
     monkeypatch.setattr(inductor_backend.private_inductor, "straight_call", lambda run: run)
-    monkeypatch.setattr(kept_steps, "take_code", kept.get)
+    monkeypatch.setattr(kept_steps, "take_code", take)
     yield kept
 
 

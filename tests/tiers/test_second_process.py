@@ -23,6 +23,7 @@ from dovetail.backends.inductor import kept_code
 from dovetail.options import Options
 from dovetail.tiers import choice, process, swap
 from dovetail.tiers.later import Collector
+from tests.differential import same
 from tests.tiers.fakes import FakeWorker
 
 
@@ -83,7 +84,7 @@ def test_tier_0_leaves_no_mark_on_the_graphs_of_tier_1(make: Callable[[], nn.Mod
     run._ask_for_kernels()
 
     def lines(graphs: Any) -> list[list[str]]:
-        return [[kept_code._line(node) for node in item.graph.graph.nodes] for item in graphs]
+        return [[kept_code._line(node, None) for node in item.graph.graph.nodes] for item in graphs]
 
     assert len(collector.graphs) == 2 and lines(run._collector.graphs) == lines(collector.graphs)
 
@@ -134,9 +135,27 @@ def train_second_order() -> tuple[Any, list[float]]:
     return compiled, losses
 
 
+def train_changing_batches() -> tuple[Any, list[float]]:
+    """The sizes of the second process are others."""
+    torch.manual_seed(0)
+    model, losses = attention(), []
+    compiled = dovetail.compile(model, backend="inductor")
+    second = 3 if sys.argv[1] == "fill" else 4
+    for size in (2, second, 9 - second, 8):
+        x = torch.arange(size * 40.0).reshape(size, 5, 8).cos()
+        torch.manual_seed(size)
+        loss = compiled(x).square().mean()
+        loss.backward()
+        torch.manual_seed(size)
+        same(model(x).square().mean(), loss, exact=False)
+        losses.append(loss.item())
+    return compiled, [losses[0], losses[-1]]
+
+
 KINDS: dict[str, Callable[[], tuple[Any, list[float]]]] = {
     "model": lambda: train_model(attention),
     "images": lambda: train_model(images),
+    "changing batches": train_changing_batches,
     "whole step": train_whole_step,
     "second order": train_second_order,
     "regional": lambda: train_model(lambda: nn.Sequential(*(Block() for _ in range(3))), regional=True),

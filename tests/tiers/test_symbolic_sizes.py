@@ -14,12 +14,12 @@ from torch import Tensor, nn
 from torch.nn.functional import silu
 
 import dovetail
+from dovetail.backends.common.sizes_elsewhere import SizesHere, SizesThere
+from dovetail.cache.unportable import UnportableError
 from dovetail.tiers.compiling import make_job
 from dovetail.tiers.flat_graph import DecodedGraph
 from dovetail.tiers.later import LaterGraph
 from dovetail.tiers.process import Answer
-from dovetail.tiers.sizes_elsewhere import SizesHere, SizesThere
-from dovetail.tiers.unportable import UnportableError
 from dovetail.torch_private import assumptions as private_assumptions
 from dovetail.torch_private import sizes as private_sizes
 from tests.differential import compare_modules, same
@@ -263,7 +263,7 @@ def test_the_same_sizes_on_the_other_side(
         again = make_job(NAME, [LaterGraph(other.graph, [], other.kind, other.options)], there.fake_mode.shape_env)
         for wanted, found in zip(graph["nodes"], json.loads(json.dumps(again))["graphs"][0]["nodes"], strict=True):
             assert _plain(found) == _plain(wanted)
-    assert there.here.described()["symbols"] == data["sizes"]["symbols"]
+    assert there.described()["symbols"] == data["sizes"]["symbols"]
 
 
 def _plain(node: dict[str, Any]) -> dict[str, Any]:

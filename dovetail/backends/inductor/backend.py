@@ -23,6 +23,7 @@ import torch
 
 from dovetail import cache
 from dovetail.backends.common.outputs import guard_outputs, own_copy, promised_strides
+from dovetail.backends.common.sizes_elsewhere import sizes_of_mode
 from dovetail.backends.inductor import arithmetic, complex_scatters, convolution_layouts, recurrent_layers, workarounds
 from dovetail.backends.inductor.decompositions import Decompositions
 from dovetail.backends.inductor.float_inputs import floats_as_tensors
@@ -147,13 +148,14 @@ def compile_inductor(
     pinned = [
         index for index in visible if index in user_visible or not convolution_layouts.has_channels_last(outputs[index])
     ]
-    key = key_of_code(job, kind, pinned)
-    call, alone = take_code(key), None if job.wrappers or key is None else (key, job.resolved)
+    sizes = sizes_of_mode(fake_mode)
+    key, before = key_of_code(job, kind, pinned, sizes), 0 if sizes is None else sizes.count
+    call, alone = take_code(key, sizes), None if job.wrappers or key is None else (key, job.resolved)
     if call is not None:
         note(fake_mode, Generated(kind, str(cache.directory() / "code" / str(key)), True, alone))
     else:
         compiled, was_cached = _compile(job, fake_mode, kind, pinned)
-        keep_code(key, compiled)
+        keep_code(key, compiled, sizes, before)
         if file := private_inductor.generated_file(compiled):
             note(fake_mode, Generated(kind, file, was_cached, alone))
         call = private_inductor.straight_call(compiled)

@@ -2,8 +2,9 @@
 
 The key is a digest of everything that decides about the code: the graph with the dtype, sizes, strides and device of each value,
 as it is handed to Inductor; how it is compiled; all of Inductor's settings; torch's switches; the CPU; and the files and versions
-of the programs that have made it (:mod:`dovetail.cache.versions`). What cannot be written into a key is not kept: symbolic sizes,
-large constants, operators that are not torch's own, settings that are objects.
+of the programs that have made it (:mod:`dovetail.cache.versions`). With symbolic sizes, also the symbols, and what is assumed of
+them; the entry says what Inductor has assumed besides, and who takes the code assumes that too. What cannot be written into a key
+is not kept: sizes that the data decides, large constants, operators that are not torch's own, settings that are objects.
 """
 
 from __future__ import annotations
@@ -17,9 +18,12 @@ from typing import Any
 import torch
 
 from dovetail import cache
+from dovetail.aot.nodes import has_symbolic_sizes
 from dovetail.backends.common.constants import constant_of, decode_constant, encode_constant
+from dovetail.backends.common.sizes_elsewhere import SizesHere
 from dovetail.backends.inductor.job import WORKAROUNDS, Job
 from dovetail.backends.protocol import CompiledCallable, Kind
+from dovetail.cache.unportable import UnportableError
 from dovetail.torch_private import dynamo as private_dynamo
 from dovetail.torch_private import inductor_code as private_code
 from dovetail.torch_private import operators as private_operators
@@ -45,23 +49,31 @@ class _UnknownError(Exception):
     """Something of the graph cannot be written into a key."""
 
 
-def key_of_code(job: Job, kind: Kind, visible: Sequence[int]) -> str | None:
-    """The key of the code of a graph; None where it is not kept, or the program wants to see it made."""
+def key_of_code(job: Job, kind: Kind, visible: Sequence[int], sizes: SizesHere | None) -> str | None:
+    """The key of the code of a graph; None where it is not kept, or the program wants to see it made. ``sizes`` are those of its
+    fake mode.
+    """
     software = cache.software()
     settings = private_code.settings_as_text() if cache.is_on() and software is not None else None
     if settings is None or private_dynamo.shows_artifact("output_code"):
         job.not_kept = "the cache is off, a setting of Inductor's is an object, or the compilation is to be shown"
         return None
     try:
-        graph = "\n".join(map(_line, job.graph.graph.nodes))
+        is_symbolic = has_symbolic_sizes(job.graph.graph.nodes) or any(map(private_sizes.has_symbols, job.examples))
+        for item in job.examples:
+            _check(item, sizes)
+        graph = "\n".join(_line(node, sizes) for node in job.graph.graph.nodes)
+        decides = sizes.decides() if is_symbolic and sizes is not None else None
         given = [_written(sorted(item.items())) for item in (job.settings, job.write_backs)]
         given.append(_written([visible, job.is_guarded]))
         inputs = list(map(facts, job.examples))
-    except _UnknownError as error:
+    except (_UnknownError, UnportableError) as error:
         job.not_kept = str(error)
         return None
     names = [f"{work_around.__module__}.{work_around.__qualname__}" for work_around in WORKAROUNDS]
-    return cache.key_of("code", graph, inputs, *given, kind, settings, names, *state_of_torch(), *(software or ()))
+    return cache.key_of(
+        "code", graph, inputs, decides, *given, kind, settings, names, *state_of_torch(), *(software or ())
+    )
 
 
 def state_of_torch() -> tuple[Any, ...]:
@@ -81,7 +93,7 @@ def state_of_torch() -> tuple[Any, ...]:
 _cpu = functools.cache(cpu_features)
 
 
-def _line(node: torch.fx.Node) -> str:
+def _line(node: torch.fx.Node, sizes: SizesHere | None) -> str:
     if node.op == "get_attr":
         constant = encode_constant(constant_of(node))
         if constant is None:
@@ -102,23 +114,27 @@ def _line(node: torch.fx.Node) -> str:
     if any(name in node.meta for name in _READ_BY_INDUCTOR):
         raise _UnknownError(f"{node.name} is marked for Inductor")
     value = node.meta.get("val")
-    _check(value)
+    _check(value, sizes)
     return (
         f"{node.op} {node.name} {target} {_written(node.args)} {_written(sorted(node.kwargs.items()))} {facts(value)}"
     )
 
 
-def _check(value: Any) -> None:
-    """Raise for a value that is neither a plain tensor of the CPU nor a number that is known."""
+def _check(value: Any, sizes: SizesHere | None) -> None:
+    """Raise for a value that is neither a plain tensor of the CPU nor a number that is known, or follows from ``sizes``."""
     if isinstance(value, (list, tuple)):
         for item in value:
-            _check(item)
+            _check(item, sizes)
     elif isinstance(value, torch.Tensor):
         is_plain = (
             value.layout == torch.strided and value.device.type == "cpu" and not value.is_conj() and not value.is_neg()
         )
-        if not is_plain or private_sizes.has_symbols(value):
-            raise _UnknownError("a value is no plain tensor of the CPU with fixed sizes")
+        if not is_plain:
+            raise _UnknownError("a value is no plain tensor of the CPU")
+        for number in (*value.shape, *value.stride(), value.storage_offset()):
+            _check(number, sizes)
+    elif sizes is not None and isinstance(value, (torch.SymInt, torch.SymBool)):
+        sizes.encode(value)
     elif type(value) not in _PLAIN:
         raise _UnknownError(f"a value is a {type(value).__name__}")
 
@@ -145,8 +161,10 @@ def facts(value: Any) -> str:
     return f"{value.dtype} {value.shape} {value.stride()} {value.storage_offset()} {value.device}"
 
 
-def take_code(key: str | None) -> CompiledCallable | None:
-    """The code under a key as a callable; None where it is not there, not whole, or its kernels are not."""
+def take_code(key: str | None, sizes: SizesHere | None = None) -> CompiledCallable | None:
+    """The code under a key as a callable; None where it is not there, not whole, or its kernels are not, and where what it assumes
+    of ``sizes`` does not hold for this call.
+    """
     content = None if key is None else cache.read("code", key)
     if content is None:
         return None
@@ -156,17 +174,26 @@ def take_code(key: str | None) -> CompiledCallable | None:
         data = json.loads(names)
         data["constants"] = {name: decode_constant(item) for name, item in data["constants"].items()}
         found: CompiledCallable | None = private_code.code_from_data({**data, "source": source})
+        if found is not None and sizes is not None:
+            sizes.assume(data["assumed"])
     except Exception:  # noqa: BLE001  (whatever is there under the key: the graph is compiled, and the entry written anew)
         return None
     return found
 
 
-def keep_code(key: str | None, compiled: Any) -> None:
-    """Write down the code of a graph that was compiled, where that is possible."""
+def keep_code(key: str | None, compiled: Any, sizes: SizesHere | None, before: int) -> None:
+    """Write down the code of a graph that was compiled, where that is possible. ``before`` is the number of conditions on ``sizes``
+    that were recorded before.
+    """
     if key is None:
         return
     data = private_code.code_as_data(compiled)
+    try:
+        assumed = [] if sizes is None else sizes.recorded_since(before)
+    except UnportableError:
+        return
     if data is not None:
+        data["assumed"] = assumed
         source, constants = data.pop("source"), data.pop("constants")
         data["constants"] = {name: encode_constant(value) for name, value in constants.items()}
         if None in data["constants"].values():

@@ -18,6 +18,7 @@ from torch._inductor.utils import fresh_cache
 
 import dovetail
 from dovetail import cache
+from dovetail.backends.common.sizes_elsewhere import sizes_of_mode
 from dovetail.backends.inductor import backend, kept_code
 from dovetail.backends.inductor.job import Job
 from dovetail.backends.protocol import Kind
@@ -41,7 +42,7 @@ def job_of(function: Callable[..., Any] = program, *inputs: torch.Tensor, **sett
 
 
 def key_of(job: Job, kind: Kind = "inference", visible: tuple[int, ...] = (0,)) -> str | None:
-    return kept_code.key_of_code(job, kind, visible)
+    return kept_code.key_of_code(job, kind, visible, sizes_of_mode(backend.find_fake_mode(job.graph)))
 
 
 def test_equal_graphs_have_one_key() -> None:
@@ -129,12 +130,43 @@ def test_constants_are_kept_with_the_code(count: int) -> None:
     same(scaled(x), kept, exact=False)
 
 
-def test_symbolic_sizes_are_not_kept() -> None:
-    joint = dovetail.capture(program, (dovetail.mark_dynamic(torch.ones(3, 4), 0),))
-    graph = joint.graph_module
-    examples = [node.meta["val"] for node in graph.graph.find_nodes(op="placeholder")]
-    assert any(isinstance(item, torch.SymInt) for value in examples for item in value.shape)
-    assert key_of(Job(graph, examples, {})) is None
+def of_any_size(size: int, function: Callable[..., Any] = program, **bounds: int) -> Job:
+    return job_of(function, dovetail.mark_dynamic(torch.ones(size, 4), 0, **bounds))
+
+
+def test_the_sizes_of_the_call_are_not_in_the_key_of_symbolic_ones() -> None:
+    key = key_of(of_any_size(3))
+    assert key is not None and key == key_of(of_any_size(7)) != key_of(job_of())
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda: of_any_size(3, maximum=9),
+        lambda: of_any_size(3, lambda x: program(x) if x.shape[0] < 9 else x),
+        lambda: job_of(program, dovetail.mark_dynamic(torch.ones(4, 3), 1)),
+    ],
+)
+def test_what_is_known_of_a_symbolic_size_is_in_the_key(change: Callable[[], Job]) -> None:
+    assert key_of(change()) not in (None, key_of(of_any_size(3)))
+
+
+def test_sizes_that_the_data_decides_are_not_kept() -> None:
+    job = job_of(lambda x: x[x > 0].sin(), torch.ones(3, 4))
+    assert key_of(job) is None
+
+
+def test_who_takes_code_assumes_what_it_assumes() -> None:
+    """Sizes of the call for which that does not hold are a miss, and nothing is assumed of them."""
+    code = private_code.code_from_data({**NAMES, "source": SOURCE})
+    assert code is not None
+    for size, is_taken in ((3, True), (12, False)):
+        sizes = sizes_of_mode(backend.find_fake_mode(of_any_size(size).graph))
+        assert sizes is not None and sizes.assumed() == []
+        condition = {"call": "StrictLessThan", "args": [{"symbol": 0}, 10]}
+        cache.write("code", KEY, f"{json.dumps({**NAMES, 'assumed': [condition]})}\n{SOURCE}".encode())
+        assert (kept_code.take_code(KEY, sizes) is not None) is is_taken
+        assert sizes.count == is_taken and sizes.assumed() == [condition] * is_taken
 
 
 SOURCE = """class Runner:
@@ -162,6 +194,7 @@ def test_code_runs_without_inductor() -> None:
     "call, is_kept",
     [
         ("torch.ops.aten.sin.default(x)", True),
+        ("aten.sin.default(x)", True),
         ("torch.ops.inductor.sin.default(x)", False),
         ("helper(x)", False),
         ("extern_kernels.mm(x, x)", True),
@@ -172,7 +205,7 @@ def test_comments_decide_nothing(call: str, is_kept: bool) -> None:
     source = source.replace(
         "        x, =", "        # Original ATen: [aten.addmm], torch.ops.inductor.sin\n        x, ="
     )
-    names: dict[str, Any] = {"torch": torch, "extern_kernels": torch, "helper": len}
+    names: dict[str, Any] = {"torch": torch, "aten": torch.ops.aten, "extern_kernels": torch, "helper": len}
     exec(source, names)
     compiled = types.SimpleNamespace(
         current_callable=names["Runner"]([]).call,
