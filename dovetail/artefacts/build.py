@@ -29,6 +29,7 @@ from dovetail.artefacts.specs import (
     name_of_input,
 )
 from dovetail.backends.common.size_expressions import depends_on_data, evaluate
+from dovetail.backends.common.sizes_elsewhere import new_fake_mode
 from dovetail.errors import ArtefactError, InputError
 from dovetail.guards import GuardSet
 from dovetail.quirks.functionalisation import SAME_DTYPE
@@ -164,11 +165,11 @@ class _UnknownFunction(GuardSet):
 def build(payload: Mapping[str, Any], tensors: Mapping[str, torch.Tensor]) -> LoadedGraph:
     """The graph of a document that fits the schema; raises whatever a document that means nothing leads to."""
     environment = RecordingShapeEnv()
-    fake_mode: Any = private_tracing.FakeTensorMode(shape_env=environment, allow_fallback_kernels=False)
     symbols = [
         private_numbers.new_size(environment, item["hint"], f"symbol_{number}", item["low"], item["high"])
         for number, item in enumerate(payload["symbols"])
     ]
+    fake_mode = new_fake_mode(environment)
     reader = GraphReader(fake_mode, symbols, tensors)
     for entry in payload["nodes"]:
         reader.add(entry)

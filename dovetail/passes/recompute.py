@@ -19,6 +19,7 @@ from dovetail.aot.partition import ChooseSaved, Saved, Split, as_saved, source_o
 from dovetail.aot.steps import BackendGraph, Lowering, before_backend, choose_saved
 from dovetail.passes.memory_budget import MemoryReport, choose_budget, collect_candidates, solve
 from dovetail.passes.minimum_cut import minimum_cut
+from dovetail.passes.saved_sizes import saving_sizes
 from dovetail.rules.torch.set_data import replaced_inputs
 from dovetail.whole_calls.operator import RANDOM_WHOLE_CALL, WHOLE_CALL, function_of
 
@@ -137,7 +138,8 @@ def _never_again(node: torch.fx.Node) -> bool:
 def _choose(lowering: Lowering) -> ChooseSaved:
     is_bitwise = lowering.backend.numerics == "bitwise"
     written = [item.input_index for item in lowering.joint.spec.mutations] + replaced_inputs(lowering.joint)
-    return saved_by("save_all" if is_bitwise else "minimum_cut", lowering.settings.memory_budget, written)
+    choose = saved_by("save_all" if is_bitwise else "minimum_cut", lowering.settings.memory_budget, written)
+    return choose if is_bitwise else saving_sizes(choose)
 
 
 @before_backend

@@ -272,7 +272,7 @@ def _number(node: torch.fx.Node, origin: torch.fx.Node) -> torch.SymFloat:
     value = origin.meta.get("val")
     if not isinstance(value, torch.SymFloat):
         values: Any = torch.fx.node.map_arg(node.args, lambda argument: argument.meta["val"])
-        if node.target not in _NAMES or not any(isinstance(item, torch.SymFloat) for item in values):
+        if node.target not in _NAMES or not any(isinstance(item, (torch.SymFloat, torch.SymInt)) for item in values):
             raise UnportableError(f"{node.name} computes no number that changes")
         value = node.target(*values)  # type: ignore[operator]
     if not isinstance(value, torch.SymFloat):

@@ -90,6 +90,7 @@ def _check_guards(joint: JointGraph, before: object) -> None:
     the sizes for which that does not hold.
     """
     guards = joint.capture.guards
-    is_open = isinstance(guards, GuardSet) and not guards.is_frozen
-    if not is_open and private_assumptions.count_of_assumptions(joint.fake_mode.shape_env) != before:
+    if private_assumptions.count_of_assumptions(joint.fake_mode.shape_env) == before:
+        return
+    if not isinstance(guards, GuardSet) or guards.is_frozen:
         raise NotCachedError("the kernels assume something of sizes, and the guards are made")

@@ -13,7 +13,7 @@ from dovetail.cache.unportable import UnportableError
 from dovetail.errors import ArtefactError
 from dovetail.torch_private import assumptions as private_assumptions
 from dovetail.torch_private import sizes as private_sizes
-from dovetail.torch_private import tracing as private_tracing
+from dovetail.trace.modes import FakeMode, SymbolicFakeMode
 from dovetail.trace.shapes import RecordingShapeEnv
 
 
@@ -110,8 +110,9 @@ def sizes_of_mode(fake_mode: Any) -> SizesHere | None:
 
 
 def new_fake_mode(environment: RecordingShapeEnv) -> Any:
-    """The fake mode of graphs from elsewhere."""
-    return private_tracing.FakeTensorMode(shape_env=environment, allow_fallback_kernels=False)
+    """The fake mode of graphs from elsewhere: operators give there what they give while a program is captured."""
+    kind = SymbolicFakeMode if private_assumptions.sizes_of(environment) else FakeMode
+    return kind(shape_env=environment, allow_fallback_kernels=False)
 
 
 class SizesThere(SizesHere):
@@ -119,8 +120,8 @@ class SizesThere(SizesHere):
 
     def __init__(self, data: Mapping[str, Any]) -> None:
         environment = RecordingShapeEnv()
-        self.fake_mode = new_fake_mode(environment)
         for item in data["symbols"]:
             private_assumptions.size_of_facts(environment, *item)
+        self.fake_mode = new_fake_mode(environment)
         super().__init__(environment)
         self.assume(data["assumed"])
