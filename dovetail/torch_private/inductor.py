@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import sys
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator
 from typing import Any
 
 import torch
@@ -331,6 +331,24 @@ def inputs_are_not_asserted() -> contextlib.AbstractContextManager[None]:
     from torch._inductor.codegen.wrapper import PythonWrapperCodegen
 
     return _instead(PythonWrapperCodegen, "codegen_input_size_asserts", lambda original: lambda wrapper: None)
+
+
+@contextlib.contextmanager
+def inductor_calls(operators: Collection[OpOverload]) -> Iterator[None]:
+    """In the block, Inductor generates no code for these operators, and calls them."""
+    from torch._inductor import lowering
+
+    made: dict[Any, Any] = {
+        operator: lowering.fallback_handler(operator, add_to_fallback_set=False) for operator in operators
+    }
+    known: dict[Any, Any] = {
+        operator: lowering.lowerings[operator] for operator in made if operator in lowering.lowerings
+    }
+    lowering.lowerings.update({operator: made[operator] for operator in known})
+    try:
+        yield
+    finally:
+        lowering.lowerings.update(known)
 
 
 def written_arguments_are_clones() -> contextlib.AbstractContextManager[None]:

@@ -24,7 +24,14 @@ import torch
 from dovetail import cache
 from dovetail.backends.common.outputs import guard_outputs, own_copy, promised_strides
 from dovetail.backends.common.sizes_elsewhere import sizes_of_mode
-from dovetail.backends.inductor import arithmetic, complex_scatters, convolution_layouts, recurrent_layers, workarounds
+from dovetail.backends.inductor import (
+    arithmetic,
+    complex_scatters,
+    convolution_layouts,
+    recurrent_layers,
+    sizes_that_change,
+    workarounds,
+)
 from dovetail.backends.inductor.decompositions import Decompositions
 from dovetail.backends.inductor.float_inputs import floats_as_tensors
 from dovetail.backends.inductor.generated import Generated, note
@@ -86,7 +93,7 @@ def _passes(key: str) -> dict[str, Any]:
 
     The files and the key also keep Inductor's cache from finding code that was compiled with other workarounds, or of other values.
     """
-    own = (arithmetic, complex_scatters, convolution_layouts, recurrent_layers, workarounds)
+    own = (arithmetic, complex_scatters, convolution_layouts, recurrent_layers, sizes_that_change, workarounds)
     modules = (*own, private_inductor, private_arithmetic)
     files = tuple(str(item.__file__) for item in modules)
     layouts = private_inductor.inductor_pass(convolution_layouts.lay_out_convolutions, files, key)
@@ -146,7 +153,9 @@ def compile_inductor(
         work_around(job)
     # Inductor holds a pinned value to the strides of the capture; a saved one with channels last lies so anyway.
     pinned = [
-        index for index in visible if index in user_visible or not convolution_layouts.has_channels_last(outputs[index])
+        index
+        for index in visible
+        if index in user_visible or not convolution_layouts.lies_with_channels_last(outputs[index])
     ]
     sizes = sizes_of_mode(fake_mode)
     key, before = key_of_code(job, kind, pinned, sizes), 0 if sizes is None else sizes.count

@@ -19,6 +19,7 @@ import torch
 from dovetail.aot.nodes import memory_of
 from dovetail.aot.steps import Lowering, after_partition
 from dovetail.torch_private import inductor as private_inductor
+from dovetail.torch_private import sizes as private_sizes
 
 _BACKWARD = torch.ops.aten.convolution_backward.default
 _FORWARD = torch.ops.aten.convolution.default
@@ -86,7 +87,10 @@ def save_with_channels_last(lowering: Lowering) -> Lowering:
     for saved, placeholder in places:
         readers = [user for user in (*saved.users, *placeholder.users) if user is not output]
         is_made = isinstance(saved, torch.fx.Node) and saved.op == "call_function" and memory_of(saved) not in taken
-        if not is_made or not _is_image(saved) or not saved.meta["val"].is_contiguous():
+        # Of symbolic sizes Inductor does not know whether the layout makes a difference: it keeps that of the capture.
+        if not is_made or not _is_image(saved) or private_sizes.has_symbols(saved.meta["val"]):
+            continue
+        if not saved.meta["val"].is_contiguous():
             continue
         if all(user.target not in _BY_STRIDES and reads_elements(user) for user in readers):
             moved = torch.empty_like(saved.meta["val"], memory_format=torch.channels_last)
@@ -94,9 +98,9 @@ def save_with_channels_last(lowering: Lowering) -> Lowering:
     return lowering
 
 
-def has_channels_last(node: Any) -> bool:
-    """Whether a graph's output lies with channels last, and not also with channels first."""
-    if not _is_image(node):
+def lies_with_channels_last(node: Any) -> bool:
+    """Whether Inductor makes a graph's output with channels last, and not also with channels first."""
+    value = node.meta["val"] if _is_image(node) else None
+    if value is None or private_sizes.has_symbols(value) or value.is_contiguous():
         return False
-    value = node.meta["val"]
-    return not value.is_contiguous() and bool(value.is_contiguous(memory_format=torch.channels_last))
+    return bool(value.is_contiguous(memory_format=torch.channels_last))
