@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import inspect
 import warnings
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -80,9 +81,37 @@ def interpret_checkpoint(interpreter: TracingInterpreter, args: Arguments, kwarg
         settings = {**kwargs, "use_reentrant": False}
         result = interpreter.call_torch(torch.utils.checkpoint.checkpoint, args, settings)
         _refuse_containers(result)
-        return result
+        return _returned(interpreter, result, args[1:])
     with torch.no_grad():
-        return interpreter.call(args[0], args[1:], {})
+        result = interpreter.call(args[0], args[1:], {})
+    return _returned(interpreter, result, args[1:])
+
+
+class _Output(torch.autograd.Function):
+    """A result without a gradient of its own; as any result of the reentrant kind's node, it requires one."""
+
+    @staticmethod
+    def forward(ctx: Any, anchor: torch.Tensor, result: Sequence[torch.Tensor]) -> torch.Tensor:
+        return result[0]
+
+    @staticmethod
+    def backward(ctx: Any, gradient: torch.Tensor) -> tuple[None, None]:
+        return None, None
+
+
+def _returned(interpreter: TracingInterpreter, result: Any, args: Arguments) -> Any:
+    """The results of a node of autograd: a tuple of Python's, with views of what the region returns as it was given it."""
+    anchor = next((item for item in args if isinstance(item, torch.Tensor) and item.requires_grad), None)
+
+    def one(part: Any) -> Any:
+        if any(part is item for item in args if isinstance(item, torch.Tensor)):
+            part = interpreter.call_torch(torch.Tensor.view_as, (part, part), {})
+        if anchor is None or not torch.is_grad_enabled() or not isinstance(part, torch.Tensor) or part.requires_grad:
+            return part
+        is_number = part.is_floating_point() or part.is_complex()
+        return interpreter.call_torch(_Output.apply, (anchor, [part]), {}) if is_number else part
+
+    return tuple(map(one, result)) if isinstance(result, tuple) else one(result)
 
 
 def _refuse_containers(result: Any) -> None:

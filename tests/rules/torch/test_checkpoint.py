@@ -14,7 +14,7 @@ from torch.utils.checkpoint import CheckpointPolicy, checkpoint, create_selectiv
 import dovetail
 from dovetail.aot.partition import partition
 from dovetail.passes.recompute import saved_by
-from tests.differential import same
+from tests.differential import check_calls, same
 
 DOUBLE = torch.float64
 WEIGHT = torch.randn(16, 16, dtype=DOUBLE, generator=torch.Generator().manual_seed(0)).mul_(0.3).requires_grad_()
@@ -260,3 +260,32 @@ def test_what_the_reentrant_kind_returns_in_an_object_has_no_gradient(wrap: Any)
     compiled = dovetail.compile(function, backend="aten")
     for _ in range(2):
         assert flags(compiled) == flags(function)
+
+
+RETURNING: dict[str, Callable[[torch.Tensor, torch.Tensor], Any]] = {
+    "what it was given": lambda x, mask: (x * 2, mask),
+    "a result without a gradient": lambda x, mask: (x * 2, mask * 1.0, x.detach(), mask > 0),
+    "its input alone": lambda x, mask: x,
+    "its input beside another use": lambda x, mask: (x * mask, x),
+    "a named tuple": lambda x, mask: (x * mask).max(0),
+    "a view": lambda x, mask: x.view(1, 3),
+}
+
+
+@pytest.mark.parametrize("name", RETURNING)
+@pytest.mark.parametrize("requires_grad", [False, True])
+@pytest.mark.filterwarnings("ignore:None of the inputs have requires_grad", "ignore:.*detached tensor")
+def test_what_the_reentrant_kind_returns_is_a_result_of_its_node(name: str, requires_grad: bool) -> None:
+    def direct(x: torch.Tensor, mask: torch.Tensor) -> Any:
+        found = checkpoint(RETURNING[name], x, mask, use_reentrant=True)
+        return found, type(found).__name__, [item is x or item is mask for item in found]
+
+    def used(x: torch.Tensor, mask: torch.Tensor) -> Any:
+        given = x.sin()
+        first, *rest = checkpoint(RETURNING[name], given, mask, use_reentrant=True)
+        return first * 3, given, [item + 1 for item in rest], [item.requires_grad for item in rest]
+
+    for function in (direct, used):
+        x = torch.tensor([0.3, 0.4, 0.5], requires_grad=requires_grad)
+        calls = [(x, torch.tensor([1.0, 0.0, 2.0])), (x, torch.tensor([2.0, 3.0, 0.0]))]
+        check_calls(function, calls, fullgraph=function is used)
