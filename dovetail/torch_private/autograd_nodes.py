@@ -170,6 +170,13 @@ def is_batched(tensor: torch.Tensor) -> bool:
     return torch._C._functorch.is_legacy_batchedtensor(tensor)
 
 
+def without_transforms(tensor: torch.Tensor) -> torch.Tensor:
+    """The tensor inside of those that ``vmap``, ``grad`` and ``jvp`` wrap around it."""
+    while torch._C._functorch.is_functorch_wrapped_tensor(tensor):
+        tensor = torch._C._functorch.get_unwrapped(tensor)
+    return tensor
+
+
 @contextlib.contextmanager
 def outside_of_batches() -> Iterator[None]:
     """A block in which random operators may run although the gradients of a backward are batched."""

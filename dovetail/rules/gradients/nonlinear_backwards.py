@@ -15,8 +15,10 @@ import torch
 
 from dovetail.aot.nodes import GIVEN_TO, TAKES_WHOLE_GRADIENT, depending_on, needed_for
 from dovetail.errors import HigherOrderGradientError
+from dovetail.frontend.code.frame import Break
 from dovetail.frontend.protocol import TracingInterpreter
 from dovetail.runtime.derivatives import are_partial
+from dovetail.torch_private import autograd_nodes as private_nodes
 from dovetail.torch_private import calls as private_calls
 from dovetail.torch_private import operators as private_operators
 from dovetail.torch_private import trees as private_trees
@@ -60,12 +62,16 @@ def refusing_summands(interpreter: TracingInterpreter, backward: Backward) -> Ba
         count = len(trace.graph.nodes)
         result = backward(*args, **kwargs)
         tensors = [item for item in args if isinstance(item, torch.Tensor)]
-        given = list(map(trace.node_of, tensors))
+        # Batched by vmap where it is the backward of the batched form that torch generates (generate_vmap_rule).
+        inside = list(map(private_nodes.without_transforms, tensors))
+        given = list(map(trace.node_of, inside))
         _note_given(trace, given)
         leaves, structure = private_trees.tree_flatten(result)
-        made = [trace.node_of(item) for item in leaves if isinstance(item, torch.Tensor)]
-        if _is_linear(list(trace.graph.nodes)[count:], given, made):
+        results = [private_nodes.without_transforms(item) for item in leaves if isinstance(item, torch.Tensor)]
+        if _is_linear(list(trace.graph.nodes)[count:], given, list(map(trace.node_of, results))):
             return result
+        if any(one is not other for one, other in zip(tensors, inside, strict=True)):
+            raise Break("the backward of a batched autograd.Function is not linear in its gradient", "define its vmap")
         with trace.recorder.paused(), private_calls.no_torch_function(), torch.no_grad():
             # A term without gradients is there only where the hook runs: a backward from other outputs must not have it.
             checked = [

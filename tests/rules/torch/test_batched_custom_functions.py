@@ -8,7 +8,7 @@ import pytest
 import torch
 
 import dovetail
-from tests.differential import backward, same
+from tests.differential import backward, check_calls, same
 
 FACTOR = 2.0
 log: list[Any] = []
@@ -92,3 +92,49 @@ def test_another_batched_form(monkeypatch: pytest.MonkeyPatch) -> None:
     same(_batched(x), compiled(x))
     monkeypatch.setattr(Tripled, "vmap", staticmethod(lambda info, dims, y, number: (y * 100, 0)))
     same(_batched(x), compiled(x))
+
+
+class Waved(torch.autograd.Function):
+    """A custom function whose batched form torch generates; ``backward`` is linear in its gradients."""
+
+    generate_vmap_rule = True
+
+    @staticmethod
+    def forward(x: torch.Tensor, weight: torch.Tensor) -> Any:
+        return x * weight.sin(), weight.sum()
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: Any, output: Any) -> None:
+        ctx.save_for_backward(*inputs)
+
+    @staticmethod
+    def backward(ctx: Any, gradient: torch.Tensor, other: torch.Tensor) -> Any:
+        x, weight = ctx.saved_tensors
+        return gradient * weight.sin(), gradient * x * weight.cos() + other.expand(x.shape)
+
+
+class Clipped(Waved):
+    """The gradient that it gives is not linear in those that it gets."""
+
+    @staticmethod
+    def backward(ctx: Any, gradient: torch.Tensor, other: torch.Tensor) -> Any:
+        return gradient.clamp(-0.5, 0.5), other.expand(gradient.shape)
+
+
+GENERATED = {
+    "one batch": lambda kind: lambda x: torch.vmap(kind.apply, in_dims=(0, None))(x, x[0]),
+    "both batched": lambda kind: lambda x: torch.vmap(kind.apply, in_dims=1, out_dims=(1, 0))(x, x.cos()),
+    "inside of a function": lambda kind: lambda x: torch.vmap(lambda y: kind.apply(y * 2, y)[0].exp())(x).sum(),
+    "twice": lambda kind: lambda x: torch.vmap(torch.vmap(kind.apply))(x, x.cos()),
+    "its gradient inside": lambda kind: (
+        lambda x: torch.autograd.grad(torch.vmap(kind.apply)(x.sin(), x)[0].sum(), x)[0]
+    ),
+}
+
+
+@pytest.mark.parametrize("name", GENERATED)
+@pytest.mark.parametrize("kind", [Waved, Clipped])
+@pytest.mark.filterwarnings("ignore::dovetail.errors.GraphBreakWarning", "ignore::dovetail.errors.EagerFallbackWarning")
+def test_the_batched_form_that_torch_generates(name: str, kind: Any) -> None:
+    calls = [(torch.randn(rows, 3, requires_grad=True),) for rows in (4, 4, 2)]
+    check_calls(GENERATED[name](kind), calls, fullgraph=kind is Waved)
