@@ -103,6 +103,26 @@ def packed_rows(run: Run, operator: Any, args: Sequence[Any], kwargs: Mapping[st
     return padded.new_empty((places.shape[0], *padded.shape[2:])), batch_sizes
 
 
+def _paths() -> Example:
+    lengths, labels = torch.tensor([3, 2]), torch.ones(2, 3, dtype=torch.int64)
+    scores = torch.rand(4, 2, 3).log_softmax(-1).requires_grad_()
+    return Example(lambda x: _functional.ctc_loss(x, labels, lengths, lengths - 1), [(scores,)], graphs=1)
+
+
+@quirk(FAKE, _aten._ctc_loss.Tensor, example=_paths)
+def sums_over_paths(run: Run, operator: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
+    """Let the lengths of labels that are given as a tensor decide a size; there is no fake kernel."""
+    scores = args[0]
+    places = run(_aten.nonzero.default, (scores.new_empty(scores.shape[:1], dtype=torch.bool),), {})
+    return scores.new_empty(scores.shape[1:2]), scores.new_empty((scores.shape[1], scores.shape[0], places.shape[0]))
+
+
+@quirk(FAKE, _aten._ctc_loss_backward.Tensor, example=_paths)
+def gradient_of_paths(run: Run, operator: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
+    """Make the gradient like the scores; there is no fake kernel."""
+    return run(_aten.empty_like.default, args[1:2], {"memory_format": torch.contiguous_format})
+
+
 _ENDS = ("Tensor_Tensor", "Tensor_Scalar", "Scalar_Tensor")
 
 

@@ -100,6 +100,23 @@ def inductor_runs_as_is(overloads: Iterable[OpOverload], *, instead: bool = Fals
             lowering.make_fallback(overload, warn=False, override_decomp=True)
 
 
+def inductor_writes_by_kernel(overload: OpOverload) -> None:
+    """Let Inductor call an operator's own kernel where the data decides one of its arguments; its own code asks for the number."""
+    from torch._inductor import lowering
+
+    compute: Any = lowering.lowerings[overload]
+    by_kernel: Any = lowering.fallback_handler(overload)
+    if getattr(compute, "asks_nothing", False):
+        return
+
+    def lowered(*args: Any, **kwargs: Any) -> Any:
+        of_data = any(map(lowering.free_unbacked_symbols, (*args[2:], *kwargs.values())))
+        return (by_kernel if of_data else compute)(*args, **kwargs)
+
+    lowered.asks_nothing = True  # type: ignore[attr-defined]
+    lowering.lowerings[overload] = lowered
+
+
 def inductor_keeps_strides(nodes: Iterable[torch.fx.Node]) -> None:
     """Let Inductor hand torch's operators that it has no code for what lies in memory as it did in the capture.
 

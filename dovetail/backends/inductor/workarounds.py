@@ -83,6 +83,19 @@ def pool_fractions_by_kernel(job: Job) -> None:
         job.before.append(lambda: private_inductor.inductor_runs_as_is(found, instead=True))
 
 
+def _written_at(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+    place = int(x[0])
+    x[place : place + 2] = y[2:]
+    return x + 1
+
+
+@quirk(WORKAROUNDS, example=example(_written_at, (4,), (4,), graphs=1, stays=True))
+def write_parts_at_places_of_data(job: Job) -> None:
+    """Write to a part that begins where the data says by eager's kernel: Inductor asks whether the place is negative."""
+    if job.graph.graph.find_nodes(op="call_function", target=torch.ops.aten.slice_scatter.default):
+        job.before.append(lambda: private_inductor.inductor_writes_by_kernel(torch.ops.aten.slice_scatter.default))
+
+
 _AVERAGES = (torch.ops.aten.avg_pool2d_backward.default, torch.ops.aten.avg_pool3d_backward.default)
 
 

@@ -113,7 +113,7 @@ class NativeCalls(TracingInterpreter):
             trace.forgive_data_symbols(data_symbols)
             if not trace.settings.one_graph or not is_tensor_method(function, args):
                 raise Break(
-                    f"{_name(function)} needs the values of a tensor ({type(error).__name__})",
+                    f"{_name(function)} needs the values of a tensor",
                     "keep the value in a tensor, or do this outside of the compiled function",
                     # Python code that ran by then may have drawn numbers, or written.
                     is_clean=not hasattr(function, "__code__") or len(trace.graph.nodes) == recorded,

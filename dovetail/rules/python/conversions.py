@@ -39,7 +39,7 @@ def as_answered(function: Any, method_name: str, owner: Any, answer: Any) -> Any
 def _number_of_tensor(interpreter: TracingInterpreter, function: Any, value: torch.Tensor) -> Any:
     """``int(tensor)`` or ``float(tensor)`` in the graph; None where Python asks torch for a plain number."""
     number = number_of(interpreter, value) if function is int else None
-    if number is not None or value.dim():
+    if number is not None or any(type(size) is not int or size != 1 for size in value.shape):
         return number
     if function is int and value.dtype in WHOLE_NUMBERS:
         return interpreter.call(torch.Tensor.item, (value,), {})

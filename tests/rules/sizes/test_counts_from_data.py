@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import copy
+
 import pytest
 import torch
 
 import dovetail
-from tests.differential import check_calls, leaf
+from tests.differential import check_calls, compare_call, compare_modules, leaf
 
 INDICES = ([0, 0, 1, 1, 2, 2], [0, 1, 2, 2, 2, 2])
 
@@ -52,6 +54,33 @@ def test_another_count_runs_eagerly() -> None:
     compiled(leaf(6, 2), torch.tensor(INDICES[0]), goal)
     with pytest.raises(RuntimeError, match="must match the size"):
         compiled(leaf(6, 2), torch.tensor([0, 0, 1, 1, 1, 1]), goal)
+
+
+class Queue(torch.nn.Module):
+    """Keys of earlier batches and the place of the next ones, as MoCo keeps them."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("keys", torch.randn(2, 8))
+        self.register_buffer("place", torch.zeros(1, dtype=torch.long))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        logits = x @ self.keys.clone()
+        with torch.no_grad():
+            place = int(self.place)
+            self.keys[:, place : place + len(x)] = x.T
+            self.place[0] = (place + len(x)) % 8
+        return logits * float(self.place)
+
+
+@pytest.mark.parametrize("backend", ["aten", pytest.param("inductor", marks=pytest.mark.slow)])
+def test_a_queue_with_a_place_that_moves_on(backend: str) -> None:
+    queue = Queue()
+    compiled = dovetail.compile(copy.deepcopy(queue), backend=backend)
+    for _ in range(5):
+        compare_call(queue, compiled, (leaf(4, 2),), exact=backend == "aten")
+    compare_modules(queue, compiled, "queue", exact=backend == "aten")
+    assert dovetail.events_of(compiled).count("graph break") == 0
 
 
 @pytest.mark.slow
