@@ -238,10 +238,10 @@ def _takes(item: Any, name: str, other: Any) -> bool:
     """Whether a plain number or a tensor knows what to do with a number of the user's own class, without asking it."""
     if not isinstance(other, _NUMBERS) or type(other) in _NUMBERS:
         return False
-    if isinstance(item, torch.Tensor):
-        return True
-    method = getattr(item, name, None) if type(item) in _NUMBERS else None
-    return method is not None and method(other) is not NotImplemented
+    method = getattr(type(item)(1), name, None) if type(item) in _NUMBERS else None
+    # The types decide, and NumPy's numbers may be divided by 0.
+    one = next(kind(1) for kind in _NUMBERS if isinstance(other, kind))
+    return isinstance(item, torch.Tensor) or (method is not None and method(one) is not NotImplemented)
 
 
 def _order(left: Any, right: Any, names: tuple[str, str], is_comparison: bool) -> list[tuple[Any, str, Any]]:

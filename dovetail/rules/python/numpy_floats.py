@@ -28,10 +28,11 @@ from dovetail.frontend.rules import (
     rule,
     value_kind,
 )
+from dovetail.frontend.values.leaves import plain_numbers
 from dovetail.frontend.values.values import Values
 from dovetail.guards import ComputedSource, Equals, Source, TypeIs
 from dovetail.rules.python.numpy_numbers import ARRAY, NUMPY, array_number
-from dovetail.rules.python.numpy_values import changing_numbers
+from dovetail.rules.python.numpy_values import changing_numbers, compute
 from dovetail.rules.sizes.exact_numbers import PYTHON_ONLY, source_of_number
 from dovetail.runtime.recipe import Recipe
 from dovetail.runtime.recipe_builder import RecipeBuilder
@@ -62,6 +63,10 @@ _TAKING_LISTS = frozenset(
     for name in ("amax", "amin", "interp", "max", "mean", "median", "min", "prod", "std", "sum", "var")
     if NUMPY is not None
 )
+
+
+#: An array of constants is kept up to this length.
+_MOST_CONSTANTS = 4096
 
 
 class NumpyFloat:
@@ -121,6 +126,10 @@ class _OfLists:
         )
 
 
+def _item_of(items: tuple[float, ...], place: int) -> Any:
+    return NUMPY.float64(items[place])
+
+
 @changing_numbers
 def compute_number(interpreter: TracingInterpreter, function: Any, args: Arguments) -> Any:
     """NumPy's result for numbers of which one changes; NotImplemented where that is no float and no truth value."""
@@ -134,6 +143,9 @@ def compute_number(interpreter: TracingInterpreter, function: Any, args: Argumen
         return compute_number(interpreter, _OfLists(function, lengths), flat)
     array = args[0] if function is operator.getitem and type(args[0]) in ARRAY and args[0].ndim == 1 else None
     kept = None if array is None else interpreter.values.source_of(array)
+    if array is not None and kept is None and array.dtype == NUMPY.float64 and array.size <= _MOST_CONSTANTS:
+        # An array that the program has made of constants, such as a schedule.
+        function, kept = _item_of, tuple(array.tolist())
     given = args if kept is None else args[1:]
     is_known = all(type(item) in (int, float, NumpyFloat, *_SYMBOLIC, NUMPY.float64) for item in given)
     if not is_known or not any(type(item) in (NumpyFloat, *_SYMBOLIC) for item in args):
@@ -151,17 +163,18 @@ def compute_number(interpreter: TracingInterpreter, function: Any, args: Argumen
             return NumpyFloat(quotient)
         return NumpyFloat(interpreter.operate(function, *plain))
     found: list[Any] = [source_of_number(interpreter, item) if type(item) in _SYMBOLIC else item for item in numbers]
-    compute = _Compute(function, tuple(type(item) in (NumpyFloat, NUMPY.float64) for item in args))
+    call = _Compute(function, tuple(type(item) in (NumpyFloat, NUMPY.float64) for item in args))
     hints = [item.node.hint if type(item) in _SYMBOLIC else item for item in numbers]
     try:
-        value = compute(*hints)
-    except (ArithmeticError, TypeError, ValueError):
+        value = call(*hints)
+    except (ArithmeticError, IndexError, TypeError, ValueError):
+        # Also for a place behind the end: the program may handle that error, which then depends on the number.
         return NotImplemented
     if any(item is None for item in found):
         return NotImplemented
     found = [kept if item is array else item.item() if type(item) is NUMPY.float64 else item for item in found]
     shown = ", ".join(item.name if isinstance(item, Source) else repr(item) for item in found)
-    source = ComputedSource(compute, tuple(found), f"{function.__name__}({shown})")
+    source = ComputedSource(call, tuple(found), f"{function.__name__}({shown})")
     if type(value) is float and can_be_symbolic(value):
         return NumpyFloat(interpreter.values.symbolic_number(value, source))
     interpreter.values.guard(source, Equals(value), f"{source.name} was computed")
@@ -203,11 +216,16 @@ class _Kind(ValueKind):
         is_torchs = not is_made and _is_given_tensors(getattr(function, "__self__", None), *args, *kwargs.values())
         take = _number if is_torchs else _plain
         given, keywords = _taken(args, take), {name: _taken(item, take) for name, item in kwargs.items()}
-        return (
-            interpreter.operate(function, *given)
-            if function in _OPERATORS
-            else interpreter.call(function, given, keywords)
-        )
+        if function not in _OPERATORS:
+            return interpreter.call(function, given, keywords)
+        return interpreter.operate(function, *given) if is_torchs else _operate_plain(interpreter, function, given)
+
+
+def _operate_plain(interpreter: TracingInterpreter, function: Any, numbers: Arguments) -> Any:
+    """An operator of the numbers of this call, where one is NumPy's: Python's would raise for a division by zero."""
+    plain = tuple(map(plain_numbers, numbers))
+    is_known = all(isinstance(item, (int, float, complex, NUMPY.generic)) for item in plain)
+    return compute(interpreter, function, plain, {}) if is_known else interpreter.operate(function, *plain)
 
 
 #: They ask for the type of a number of NumPy's.
@@ -262,10 +280,13 @@ def _changing(values: Values, value: Any, source: Source) -> Any:
     *_ALIKE, *(getattr(operator, prefix + name) for prefix in ("", "i") for name in ("floordiv", "mod", "pow"))
 )
 def _compute_alike(interpreter: TracingInterpreter, function: Any, numbers: Arguments) -> Any:
-    """A plain number of NumPy's and one that the data decides make a number of NumPy's."""
+    """A plain number of NumPy's and one that changes, or that the data decides, make a number of NumPy's."""
     scalars = [item for item in numbers if NUMPY is not None and isinstance(item, NUMPY.generic)]
-    if not scalars or not any(map(private_sizes.is_data_number, numbers)):
+    if not scalars or not any(map(private_sizes.is_symbolic, numbers)):
         return NotImplemented
+    if not any(map(private_sizes.is_data_number, numbers)):
+        found = compute_number(interpreter, function, numbers)
+        return _operate_plain(interpreter, function, numbers) if found is NotImplemented else found
     if not all(type(item) is NUMPY.float64 for item in scalars) or function not in _ALIKE:
         raise Break("NumPy is given a number made of data", "call it outside of the function")
     return compute_number(interpreter, function, numbers)
@@ -290,8 +311,15 @@ def _of_floats(function: Any) -> None:
         return interpreter.call_native(function, tuple(map(_number, args)), kwargs)
 
 
+def _made(interpreter: TracingInterpreter, args: Arguments, kwargs: Keywords) -> Any:
+    """``numpy.float64(step)`` of a number that changes."""
+    found = NotImplemented if kwargs or len(args) != 1 else compute_number(interpreter, NUMPY.float64, args)
+    return interpreter.make_instance(NUMPY.float64, args, kwargs) if found is NotImplemented else found
+
+
 if NUMPY is not None:
     value_kind(_Kind(), NumpyFloat)
+    rule(NUMPY.float64)(_made)
     for _function in PYTHON_ONLY:
         if _function.__module__ == "math":
             _of_floats(_function)

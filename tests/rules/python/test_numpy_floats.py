@@ -67,6 +67,12 @@ def places(x: Tensor, step: float) -> Any:
     return x * table[int(step)], table[int(step) - 1]
 
 
+def made_places(x: Tensor, step: int) -> Any:
+    rates = numpy.concatenate([numpy.linspace(0.0, 1.0, 5), 0.5 ** numpy.arange(12.0)])
+    number = numpy.float64(step)
+    return x * rates[step], rates[-step], type(rates[step]), x * number, number, type(number * 0.5)
+
+
 def used_otherwise(x: Tensor, step: float) -> Any:
     number = numpy.exp(-step)
     return (
@@ -100,15 +106,55 @@ def run_both(function: Callable[..., Any], calls: list[tuple[Any, ...]], **optio
 
 
 @pytest.mark.parametrize(
-    ("function", "most"), [(ramp_up, 3), (cosine, 2), (types, 2), (branches, 4), (kept, 2), (places, 3), (of_lists, 4)]
+    ("function", "most"),
+    [(ramp_up, 3), (cosine, 2), (types, 2), (branches, 4), (kept, 2), (places, 3), (made_places, 3)] + [(of_lists, 4)],
 )
 def test_a_schedule_of_numpys_is_few_entries(function: Any, most: int) -> None:
-    kind: Any = int if function is places else float
+    kind: Any = int if function in (places, made_places) else float
     assert run_both(function, [(kind(step),) for step in range(3, 15)], fullgraph=True) <= most
 
 
 def test_what_needs_the_number_itself_is_right() -> None:
     run_both(used_otherwise, [(float(step),) for step in range(1, 5)])
+
+
+def test_places_behind_the_end_and_other_arguments_of_float64_are_eagers() -> None:
+    def function(x: Tensor, place: int) -> Any:
+        try:
+            rate = numpy.linspace(0.1, 1.0, 6)[place]
+        except IndexError:
+            rate = numpy.float64(x.sum().item())
+        return x * rate, numpy.float64(x[0]), numpy.float64("0.5"), numpy.float64(), numpy.float64([place, 2])
+
+    run_both(function, [(place,) for place in (2, 3, 5, 6, -6, -7, 4)])
+
+
+@pytest.mark.filterwarnings("ignore::RuntimeWarning")
+@pytest.mark.parametrize(
+    "divide",
+    [
+        lambda n: numpy.sqrt(n) / (n - 4),
+        lambda n: numpy.sqrt(n) % (n - 4),
+        lambda n: (n - 4.0) / (numpy.sqrt(n) - 2),
+        lambda n: numpy.float64(3) / (n - 4.0),
+        lambda n: numpy.int64(3) // (n - 4),
+        lambda n: numpy.float32(3) / (n - 4),
+        lambda n: (n - 4) / numpy.float64(0),
+        lambda n: numpy.float64(0) ** (3 - n),
+    ],
+)
+def test_numpy_divides_by_zero(divide: Callable[[int], Any]) -> None:
+    """Python's numbers raise."""
+
+    def function(x: Tensor, n: int) -> Any:
+        try:
+            share = divide(n)
+        except ArithmeticError:
+            return x
+        return x * share, type(share)
+
+    for numbers in [(2, 3, 5, 4, 9), (4, 4, 3, 4)]:
+        run_both(function, [(number,) for number in numbers])
 
 
 def test_an_argument_of_numpys_that_changes_is_one_more_entry() -> None:
