@@ -38,7 +38,7 @@ from dovetail.guards import GuardSet
 from dovetail.runtime.entry import Entry
 from dovetail.torch_private import state as private_state
 from dovetail.trace import CaptureSettings, Findings, Retry, overrides
-from dovetail.trace.settings import AS_SYMBOL, GRAPH_BREAKS, RECOMPUTES, SAYS_COMPILING, SAYS_EAGER
+from dovetail.trace.settings import AS_SYMBOL, EAGER_INSTEAD, GRAPH_BREAKS, RECOMPUTES, SAYS_COMPILING, SAYS_EAGER
 
 # An attempt is begun anew at each graph break, with the place to stop known. A program that needs more is not deterministic.
 MOST_ATTEMPTS = 16
@@ -236,7 +236,7 @@ class Attempts:
             # A part that needed such sizes once most likely needs them again: a step that reads the optimizer's counts, say.
             shapes = dataclasses.replace(shapes, data_sizes="keep" if known.needs_data_sizes else "ask")
         given_up = {GRAPH_BREAKS} if options.fullgraph else set()
-        given_up |= {RECOMPUTES} if backend.takes_program else set()
+        given_up |= ({RECOMPUTES} if backend.takes_program else set()) | ({EAGER_INSTEAD} if options.passes else set())
         without = self._shared.learned.without | given_up
         numbers = frozenset(name for name in shapes.numbers if name + AS_SYMBOL not in without)
         settings = CaptureSettings(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import importlib
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -20,6 +21,7 @@ from dovetail.torch_private import state as private_state
 from dovetail.trace import ASSUMPTION
 
 OPERATOR_ERRORS = (RuntimeError, IndexError, TypeError, ValueError)
+FAILED: Counter[str] = Counter()  # how often what was assumed about data did not hold, by the text of the error
 
 
 @dataclass(frozen=True)
@@ -49,7 +51,6 @@ class Entry:
     ``random_devices`` (None: the graph draws no numbers): the error is eager's, after all that eager does before it. ``fits``
     asks the data before a graph that writes.
     ``is_edited``: the entry never gives way to eager, which would leave out what the passes have added.
-
     ``inputs_made_differentiable`` are inputs that require a gradient from this call on. ``gradients_dropped_first`` are inputs,
     each with the input that is its gradient, whose ``.grad`` is dropped before the graph runs.
     """
@@ -130,14 +131,13 @@ class Entry:
             return self.run(tensors)
         except OPERATOR_ERRORS as error:
             refused = ASSUMPTION in str(error) or isinstance(error, OutgrownError)
-            if isinstance(error, torch.OutOfMemoryError) or (isinstance(error, DovetailError) and not refused):
+            is_ours = self.is_edited or isinstance(error, DovetailError)
+            if isinstance(error, torch.OutOfMemoryError) or (is_ours and not refused):
                 raise
+            FAILED.update([str(error)] if ASSUMPTION in str(error) else ())
             if self.is_edited:
-                if not refused:
-                    raise
                 raise OutgrownError(
-                    f"the data of this call is not such as the graph was captured for ({error}), and passes have edited the "
-                    "graph, so that eager cannot take its place",
+                    f"the data of this call is not such as the graph was captured for ({error}), and passes have edited it",
                     advice="keep sizes and branches independent of the data, or compile without passes",
                 ) from error
             if states is not None and devices is not None:

@@ -14,7 +14,7 @@ from torch.utils._sympy.numbers import int_oo
 from torch.utils._sympy.value_ranges import ValueRanges
 from torch.utils._thunk import Thunk
 
-from dovetail.torch_private.sizes import is_symbolic
+from dovetail.torch_private.sizes import is_made_of_data, is_symbolic
 
 _RELATIONS = {getattr(sympy, name): getattr(operator, name.lower()) for name in ("Eq", "Ge", "Le", "Gt", "Lt")}
 
@@ -83,3 +83,20 @@ def is_expressible(expression: Any) -> bool:
 def symbolic_truth(environment: ShapeEnv, expression: Any) -> torch.SymBool:
     """A condition as a symbolic truth value; nothing is decided by making it."""
     return environment.create_symboolnode(expression)
+
+
+def truth_for_some(value: torch.SymInt | torch.SymBool) -> bool | None:
+    """The truth of a condition on a size made of data wherever it is 1 or more, and not for 0; None for other conditions."""
+    truth: Any = value if isinstance(value, torch.SymBool) else value != 0
+    if not is_symbolic(truth):
+        return None
+    expression, size_like = truth.node.expr, truth.node.shape_env.size_like
+    known = {symbol: sympy.Integer(3) for symbol in expression.free_symbols if not is_made_of_data(symbol)}
+    made = expression.free_symbols - known.keys()
+    if len(made) != 1 or not made <= size_like:
+        return None
+    empty, one, *more = (
+        expression.xreplace({**known, **dict.fromkeys(made, sympy.Integer(n))}) for n in (0, 1, 2, 7, 99)
+    )
+    is_sure = {empty, one} == {sympy.true, sympy.false} and all(answer == one for answer in more)
+    return bool(one) if is_sure else None

@@ -26,6 +26,7 @@ SAYS_COMPILING: Final = "torch.compiler.is_compiling() is true"
 SAYS_EAGER: Final = "torch.compiler.is_compiling() is false for the program"
 #: The joint graph has the calls that run again in the backward; a program that is replayed call by call has not.
 RECOMPUTES: Final = "calls that run again in the backward"
+EAGER_INSTEAD: Final = "eager in the place of a graph that passes have not edited"
 
 
 @dataclass(frozen=True)

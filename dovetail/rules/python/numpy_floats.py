@@ -142,7 +142,7 @@ def compute_number(interpreter: TracingInterpreter, function: Any, args: Argumen
             interpreter.values.whole(item)
         return compute_number(interpreter, _OfLists(function, lengths), flat)
     array = args[0] if function is operator.getitem and type(args[0]) in ARRAY and args[0].ndim == 1 else None
-    kept = None if array is None else interpreter.values.source_of(array)
+    kept: Any = None if array is None else interpreter.values.source_of(array)
     if array is not None and kept is None and array.dtype == NUMPY.float64 and array.size <= _MOST_CONSTANTS:
         # An array that the program has made of constants, such as a schedule.
         function, kept = _item_of, tuple(array.tolist())

@@ -1,11 +1,14 @@
 """Checks, in the graph, of what was assumed about sizes that the data decides: an operator that raises where it does not hold.
 
+That something is left (``if len(boxes[mask]) > 0``) is assumed of the program's own branches too, as long as it mostly holds.
+
 A check stands behind the first node that has the size, in the forward, before the kernels that read it.
 """
 
 from __future__ import annotations
 
 import operator
+from collections import Counter
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
@@ -13,16 +16,23 @@ import torch
 import torch.nn.functional as F
 
 from dovetail.errors import CaptureError
+from dovetail.frontend.code.frame import Frame
+from dovetail.frontend.outputs import number_as_tensor
 from dovetail.frontend.protocol import TracingInterpreter
-from dovetail.frontend.rules import Arguments, Keywords, rule
+from dovetail.frontend.rules import Arguments, Jump, Keywords, branch_rule, rule
+from dovetail.guards import Answers
+from dovetail.rules.torch.branches_on_data import assert_in_graph, may_assert, take_way_without_raise
+from dovetail.runtime.entry import FAILED
 from dovetail.torch_private import calls as private_calls
 from dovetail.torch_private import numbers as private_numbers
 from dovetail.torch_private import sizes as private_sizes
 from dovetail.trace import ASSUMPTION, Trace
 from dovetail.trace.overrides import DATA_SIZES
+from dovetail.trace.settings import EAGER_INSTEAD
 
 _assert = torch.ops.aten._assert_scalar.default
 _size = torch.ops.aten.sym_size.int
+_MOST_FAILURES = 8
 
 
 class _Place(NamedTuple):
@@ -64,6 +74,45 @@ def _attention(interpreter: TracingInterpreter, args: Arguments, kwargs: Keyword
         if environment.may_assume and private_sizes.is_data_number(size):
             private_sizes.assume_usual_sizes(environment, private_sizes.expression_of(size == 0))
     return interpreter.call_torch(F.scaled_dot_product_attention, args, kwargs)
+
+
+def _mostly_holds(failed: Counter[str], text: str) -> bool:
+    """Whether an assumption has failed in a few calls only."""
+    return sum(count for message, count in failed.items() if text in message) < _MOST_FAILURES
+
+
+@branch_rule
+def assume_that_something_is_left(interpreter: TracingInterpreter, condition: Any, jump: Jump | None) -> Any:
+    """The truth of the program's own question whether a size is 0, for a size that is not: the graph checks it. Where that has
+    failed, both ways are common, and the graph breaks; an entry for one graph, which is asked for, leaves such calls to eager.
+    """
+    if jump is None or isinstance(condition, torch.Tensor) or not may_assert(interpreter):
+        return NotImplemented
+    if (found := take_way_without_raise(interpreter, condition, jump)) is not NotImplemented:
+        return found
+    values, settings, frame = interpreter.values, interpreter.trace.settings, jump.frame
+    truth = private_numbers.truth_for_some(condition)
+    text = f"something is left in line {frame.line()} of {frame.code.co_name}"
+    is_kept = settings.one_graph or _mostly_holds(FAILED, text)
+    if truth is None or not is_kept or not settings.allows(EAGER_INSTEAD) or _decides_a_loop(frame):
+        return NotImplemented
+    if not settings.one_graph:
+        reason = "a branch asks whether something is left"
+        values.guard(values.pin(FAILED, "failed assumptions"), Answers(_mostly_holds, (text,), True), reason)
+    with private_calls.no_torch_function(), torch.no_grad():
+        asked = number_as_tensor(condition)
+        assert_in_graph(asked if truth else asked.bool().logical_not(), text)
+    return truth
+
+
+def _decides_a_loop(frame: Frame) -> bool:
+    """Whether a branch lies in a ``while`` loop, which would go round without an end."""
+    instructions = frame.decoded.instructions
+    for instruction in instructions[frame.position :]:
+        first = frame.decoded.index_of[instruction.argval] if "BACKWARD" in instruction.opname else len(instructions)
+        if first <= frame.position + 1 and instructions[first].opname != "FOR_ITER":
+            return True
+    return False
 
 
 def _places(graph: torch.fx.Graph) -> dict[Any, _Place]:

@@ -108,3 +108,75 @@ def test_writes_are_made_once() -> None:
             torch.manual_seed(seed)
             found.append((call(rows_of(seed, count), seen, log), seen.clone(), list(log), torch.rand(1)))
         same(*found)
+
+
+def asked_by_length(x: Tensor) -> Tensor:
+    rows = x[x[:, 0] > 0]
+    if len(rows) > 0:
+        return rows.mean() + x.square().sum()
+    return x.sum()
+
+
+def asked_by_count(x: Tensor) -> Tensor:
+    if (x[:, 0] > 0).nonzero().numel() == 0:
+        return x.sum() * 0
+    return x[x[:, 0] > 0].square().sum()
+
+
+def asked_by_number(x: Tensor) -> Tensor:
+    if count := x[x[:, 0] > 0].shape[0]:
+        x = x / count
+    return x.square().sum()
+
+
+def asked_in_a_loop(x: Tensor) -> Tensor:
+    found = []
+    for part in x.split(4):
+        rows = part[part[:, 0] > 0]
+        if not rows.numel():
+            continue
+        found.append(rows.norm())
+    return torch.stack([x.sum(), *found]).sum()
+
+
+@pytest.mark.parametrize("function", [asked_by_length, asked_by_count, asked_by_number, asked_in_a_loop])
+@pytest.mark.parametrize("options", [{}, {"fullgraph": True}], ids=["breaks", "fullgraph"])
+def test_a_branch_on_whether_something_is_left_is_no_break(function: Callable[[Tensor], Tensor], options: Any) -> None:
+    compiled = dovetail.compile(function, backend="aten", **options)
+    for seed, count in enumerate(CHOSEN):
+        same(outcome(compiled, seed, count), outcome(function, seed, count))
+    assert len(compiled.entries) == 1 and dovetail.events_of(compiled).count("graph break") == 0
+
+
+def test_a_branch_that_is_often_taken_otherwise_breaks_the_graph() -> None:
+    def function(x: Tensor) -> Tensor:
+        rows = x[x[:, 0] > 0]
+        noise = torch.rand(())
+        return (rows.mean() if len(rows) else noise) + x.square().sum()
+
+    compiled = dovetail.compile(function, backend="aten")
+    for seed, count in enumerate((3, 0) * 12):
+        same(outcome(compiled, seed, count), outcome(function, seed, count))
+    assert dovetail.events_of(compiled).count("graph break") == 1
+
+
+def test_a_loop_until_nothing_is_left_is_not_unrolled() -> None:
+    def function(x: Tensor) -> Tensor:
+        left, total = x[x[:, 0] > 0], x.sum()
+        while len(left) > 0:
+            total, left = total * 0.5 + left[0].sum(), left[1:]
+            if left.shape[0] == 0:
+                total = total + 1
+        return total
+
+    compiled = dovetail.compile(function, backend="aten")
+    for seed, count in enumerate(CHOSEN):
+        same(outcome(compiled, seed, count), outcome(function, seed, count))
+    assert dovetail.events_of(compiled).count("graph break") > 0
+
+
+def test_a_graph_that_passes_have_edited_assumes_nothing_of_a_branch() -> None:
+    compiled = dovetail.compile(asked_by_length, backend="aten", passes=[lambda joint: joint])
+    for seed, count in enumerate(CHOSEN):
+        same(outcome(compiled, seed, count), outcome(asked_by_length, seed, count))
+    assert dovetail.events_of(compiled).count("graph break") > 0
