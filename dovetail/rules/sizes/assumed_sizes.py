@@ -86,7 +86,9 @@ def assume_that_something_is_left(interpreter: TracingInterpreter, condition: An
     """The truth of the program's own question whether a size is 0, for a size that is not: the graph checks it. Where that has
     failed, both ways are common, and the graph breaks; an entry for one graph, which is asked for, leaves such calls to eager.
     """
-    if jump is None or isinstance(condition, torch.Tensor) or not may_assert(interpreter):
+    # Of several processes, one that runs eagerly may leave the others waiting.
+    is_alone = not (torch.distributed.is_available() and torch.distributed.is_initialized())
+    if jump is None or isinstance(condition, torch.Tensor) or not (is_alone and may_assert(interpreter)):
         return NotImplemented
     if (found := take_way_without_raise(interpreter, condition, jump)) is not NotImplemented:
         return found
