@@ -11,6 +11,7 @@ from dovetail.frontend.code.frame import Break
 from dovetail.frontend.protocol import TracingInterpreter
 from dovetail.frontend.rules import Arguments, Keywords, method_rule
 from dovetail.rules.torch.branches_on_data import assert_in_graph
+from dovetail.torch_private import calls as private_calls
 from dovetail.torch_private import tensors as private_tensors
 from dovetail.trace.settings import RECOMPUTES
 
@@ -39,8 +40,12 @@ def _one_hot(interpreter: TracingInterpreter, function: Any, args: Arguments, kw
     # Eager checks on the CPU only, so that nobody waits for a GPU, and not under vmap. A program that is replayed checks by itself.
     is_asked = classes != -1 and interpreter.trace.settings.allows(RECOMPUTES)
     if is_asked and indices is not None and indices.is_cpu and not private_tensors.is_functorch_wrapped(indices):
+        above, below = (indices >= 0).all(), (indices < classes).all()
         if interpreter.trace.phase != "forward" or interpreter.values.in_backward:
-            raise Break("one_hot checks the classes that it is given", "call it outside of the function")
-        fits = (indices >= 0) & (indices < classes)
-        assert_in_graph(fits.all(), "the classes of one_hot are in their range")
+            # Eager raises in the backward too.
+            with private_calls.no_torch_function(), torch.no_grad():
+                torch.ops.aten._assert_async.msg(above, "Class values must be non-negative.")
+                torch.ops.aten._assert_async.msg(below, "Class values must be smaller than num_classes.")
+        else:
+            assert_in_graph(above & below, "the classes of one_hot are in their range")
     return interpreter.native(function, args, kwargs).contiguous()

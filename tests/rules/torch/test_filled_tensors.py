@@ -95,8 +95,8 @@ def test_one_hot_in_a_backward_checks_too() -> None:
         def backward(ctx: Any, gradient: torch.Tensor) -> Any:
             return gradient * torch.nn.functional.one_hot(ctx.saved_tensors[0], 3), None
 
-    compiled = dovetail.compile(Chosen.apply, backend="aten")
-    for classes in ([0, 2], [0, 5]):
+    compiled = dovetail.compile(Chosen.apply, backend="aten", fullgraph=True)
+    for classes in ([0, 2], [0, 5], [1, 1], [-1, 0]):
         x, given = torch.ones(2, 3, requires_grad=True), torch.tensor(classes)
         expected = error_of(lambda x=x, given=given: torch.autograd.grad(Chosen.apply(x, given).sum(), x)[0])  # type: ignore[misc]
         found = error_of(lambda x=x, given=given: torch.autograd.grad(compiled(x, given).sum(), x)[0])  # type: ignore[misc]
