@@ -40,7 +40,8 @@ def _one_hot(interpreter: TracingInterpreter, function: Any, args: Arguments, kw
     # Eager checks on the CPU only, so that nobody waits for a GPU, and not under vmap. A program that is replayed checks by itself.
     is_asked = classes != -1 and interpreter.trace.settings.allows(RECOMPUTES)
     if is_asked and indices is not None and indices.is_cpu and not private_tensors.is_functorch_wrapped(indices):
-        above, below = (indices >= 0).all(), (indices < classes).all()
+        known: Any = indices
+        above, below = (known >= 0).all(), (known < classes).all()
         if interpreter.trace.phase != "forward" or interpreter.values.in_backward:
             # Eager raises in the backward too.
             with private_calls.no_torch_function(), torch.no_grad():
