@@ -195,6 +195,9 @@ def _bisection(function: Any) -> None:
 
     @rule(function)
     def handler(interpreter: TracingInterpreter, args: Arguments, kwargs: Keywords) -> Any:
+        changes = len(args) == 2 and not kwargs and type(args[1]) in (torch.SymInt, torch.SymFloat)
+        if changes and type(args[0]) in (list, tuple) and not private_sizes.is_data_number(args[1]):
+            return _place_of(interpreter, function is bisect.bisect_right, *args)
         given, named = [plain_numbers(item) for item in args], {name: plain_numbers(kwargs[name]) for name in kwargs}
         for item in (*given, *named.values()):
             if not (all(map(is_leaf_value, item)) if type(item) is list else is_leaf_value(item)):
@@ -202,6 +205,20 @@ def _bisection(function: Any) -> None:
         for item in (*args, *kwargs.values()):
             interpreter.values.whole_deep(item)
         return function(*given, **named)
+
+
+def _place_of(interpreter: TracingInterpreter, is_behind: bool, items: Any, number: Any) -> int:
+    """The place of a number that changes, as ``bisect`` finds it: a guard for each comparison, and not for the number."""
+    first, end = 0, interpreter.call(len, (items,), {})
+    while first < end:
+        middle = (first + end) // 2
+        item = interpreter.load_item(items, middle)
+        pair = (number, item) if is_behind else (item, number)
+        if interpreter.truth(interpreter.operate(operator.lt, *pair)) is is_behind:
+            end = middle
+        else:
+            first = middle + 1
+    return first
 
 
 _bisection(bisect.bisect_left)

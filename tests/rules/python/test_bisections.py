@@ -33,6 +33,23 @@ def test_among_sizes() -> None:
     check_calls(program, [(torch.ones(size),) for size in (2, 3, 4, 7, 8)])
 
 
+def test_a_number_that_changes_has_an_entry_for_each_place() -> None:
+    borders = [4, 10, 10]
+
+    def program(x: torch.Tensor, step: int, share: float) -> Any:
+        return bisect.bisect(borders, step), bisect.bisect_left((4, 10.5), step), bisect.bisect([0.25], share), x * step
+
+    numbers = [*range(2, 20, 3), 4, 10, 3, 18]
+    calls = [(torch.ones(2), number, number / 100) for number in numbers]
+    compiled = dovetail.compile(program, backend="aten", fullgraph=True)
+    for call in calls:
+        same(program(*call), compiled(*call))
+    assert len(compiled.entries) <= 6
+    borders[0] = 17
+    for call in calls:
+        same(program(*call), compiled(*call))
+
+
 @pytest.mark.usefixtures("quiet")
 def test_with_a_key_of_the_program() -> None:
     log: list[int] = []
