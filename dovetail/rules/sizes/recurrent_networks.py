@@ -10,6 +10,7 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
+from torch.nn.utils.rnn import pad_packed_sequence
 
 from dovetail.frontend.code.frame import Break
 from dovetail.frontend.protocol import TracingInterpreter
@@ -69,6 +70,14 @@ def _kept(interpreter: TracingInterpreter, function: Callable[..., Any], args: t
     row = Row(_sizes, always=is_packed, when_exact=True, draws=drops)
     found = keep_whole(interpreter, function, given, {}, row)
     return (transposed(found[0]), *found[1:]) if batch_first and found is not NotImplemented else found
+
+
+@rule(pad_packed_sequence)
+def _pad(interpreter: TracingInterpreter, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """Its C++ reads the batch sizes; where a size is symbolic it says something else first, for which plain sizes would be tried."""
+    if not interpreter.trace.settings.one_graph:
+        raise Break("pad_packed_sequence needs the values of a tensor", "do this outside", is_clean=True)
+    return interpreter.call_torch(pad_packed_sequence, args, kwargs)
 
 
 for _function in (torch.gru, torch.lstm, torch.rnn_relu, torch.rnn_tanh):
