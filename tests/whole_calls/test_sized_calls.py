@@ -167,13 +167,15 @@ def test_a_packed_sequence(kind: Any, settings: dict[str, Any]) -> None:
         out, state = network(pack(x, lengths, enforce_sorted=False))
         return pad(out)[0], state
 
-    compiled = dovetail.compile(program, backend="aten")
-    for length, batch in ((6, 3), (7, 4), (9, 2)):
+    compiled, captured = dovetail.compile(program, backend="aten"), []
+    for length, batch in ((6, 3), (7, 4), (9, 2), (8, 3), (5, 4)):
         x = torch.randn(length, batch, 4)
         lengths = torch.randint(1, length + 1, (batch,))
         lengths[0] = length
         found = [step(lambda x, one=one: one(x, lengths), network, x) for one in (program, compiled)]
         same(*found)
+        captured.append(dovetail.events_of(compiled).count("capture"))
+    assert captured[-1] == captured[-2]
 
 
 @pytest.mark.filterwarnings("ignore")

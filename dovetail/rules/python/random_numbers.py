@@ -236,12 +236,21 @@ for _method in _OF_PYTHON[1:]:
     _register(_method, vars(random.Random)[_method])
 
 
+#: An array is drawn in the graph for so many sizes or bounds that have changed.
+_MOST_SIZES = 3
+
+
 def _plain(interpreter: TracingInterpreter, value: Any) -> Any:
-    """Sizes and bounds as they are now; another attempt begins where they are symbols."""
+    """Sizes and bounds as they are now; another attempt begins where they are symbols, or the graph ends where they often were."""
     if type(value) in (tuple, list, torch.Size):
         interpreter.values.whole(value)
         return tuple(_plain(interpreter, item) for item in value)
     if private_sizes.is_symbolic(value) and interpreter.trace.settings.shapes.allowed:
+        trace, frame = interpreter.trace, interpreter.frames[-1]
+        key = "sizes for NumPy", frame.code, frame.position
+        count = trace.findings.observed[key] = trace.settings.observed.get(key, 0) + 1
+        if count > _MOST_SIZES and not trace.settings.one_graph:
+            raise Break("NumPy is given a size that changes from call to call", "call it outside of the function")
         raise Retry("NumPy is given a size that changes", change=with_plain_sizes)
     return value
 

@@ -155,3 +155,22 @@ def test_an_error_is_eagers() -> None:
     for function in (negative, dovetail.compile(negative, backend="aten")):
         with pytest.raises(ValueError, match="negative dimensions"):
             function(torch.ones(2))
+
+
+def test_bounds_that_grow_are_no_capture_each() -> None:
+    """The rows of a replay buffer that is being filled."""
+    rows, filled = numpy.arange(200, dtype=numpy.float32).reshape(100, 2), {"count": 10}
+
+    def program(x: Tensor) -> Any:
+        chosen = numpy.random.randint(0, filled["count"], size=4)
+        return x * torch.as_tensor(rows[chosen])
+
+    compiled, captured = dovetail.compile(program, backend="aten"), []
+    for call in range(9):
+        filled["count"] += call
+        numpy.random.seed(call)
+        expected = program(torch.ones(4, 2)), numpy.random.rand()
+        numpy.random.seed(call)
+        same(expected, (compiled(torch.ones(4, 2)), numpy.random.rand()))
+        captured.append(captures(compiled))
+    assert captured[5] == captured[-1]
