@@ -74,7 +74,7 @@ def _kept(interpreter: TracingInterpreter, function: Callable[..., Any], args: t
 
 @rule(pad_packed_sequence)
 def _pad(interpreter: TracingInterpreter, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """Its C++ reads the batch sizes; where a size is symbolic it says something else first, for which plain sizes would be tried."""
+    """Its C++ reads the batch sizes. Where a size is symbolic it raises another error first, and plain sizes would be tried."""
     if not interpreter.trace.settings.one_graph:
         raise Break("pad_packed_sequence needs the values of a tensor", "do this outside", is_clean=True)
     return interpreter.call_torch(pad_packed_sequence, args, kwargs)
