@@ -89,18 +89,23 @@ def drawn_as_the_mean(run: Run, operator: Any, args: Sequence[Any], kwargs: Mapp
     FAKE,
     _aten._pack_padded_sequence.default,
     example=lambda: Example(
-        lambda x: torch.nn.utils.rnn.pack_padded_sequence(x, torch.tensor([4, 2])).data * 2,
-        [(torch.ones(4, 2, 3),)],
+        lambda x, lengths: [item * 2 for item in torch.nn.utils.rnn.pack_padded_sequence(x, lengths)[:2]],
+        [(torch.ones(4, 2, 3), torch.tensor(lengths)) for lengths in ([4, 2], [3, 3])],
         order=0,
     ),
 )
 def packed_rows(run: Run, operator: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
-    """Let a packed sequence have as many rows as the lengths say; torch's fake kernel gives it those of one sequence."""
-    _, batch_sizes = run(operator, args, kwargs)
-    padded = args[0]
-    # A number of rows that only the data knows.
-    places = run(_aten.nonzero.default, (padded.new_empty(padded.shape[:1], dtype=torch.bool),), {})
-    return padded.new_empty((places.shape[0], *padded.shape[2:])), batch_sizes
+    """Let the lengths decide how many rows and steps a packed sequence has; torch's fake kernel gives it those of one sequence,
+    and batch sizes of the type of the data.
+    """
+    padded, lengths, *batch_first = args
+
+    def number(sizes: Sequence[Any]) -> Any:
+        """A number that only the data knows, up to the product of ``sizes``."""
+        return run(_aten.nonzero.default, (padded.new_empty(sizes, dtype=torch.bool),), {}).shape[0]
+
+    steps = padded.shape[1 if True in batch_first else 0]
+    return padded.new_empty((number(padded.shape[:2]), *padded.shape[2:])), lengths.new_empty((number((steps,)),))
 
 
 def _paths() -> Example:

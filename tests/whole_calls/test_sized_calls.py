@@ -207,6 +207,29 @@ def test_a_packed_sequence_outside_of_a_network(lengths: Any, batch_first: bool)
         same(program(x), whole(x))
 
 
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("fullgraph", [False, True])
+def test_batch_sizes_of_a_packed_sequence_are_read(fullgraph: bool) -> None:
+    """The data decides how many there are, and they are whole numbers: torch's fake kernel knows of neither."""
+
+    def program(x: torch.Tensor, lengths: torch.Tensor) -> Any:
+        packed = torch.nn.utils.rnn.pack_padded_sequence(x, lengths, enforce_sorted=False)
+        first = torch.zeros(2, packed.batch_sizes[0], dtype=x.dtype)
+        return packed.batch_sizes.shape[0] * x.sum(), packed.batch_sizes * 2, packed.data * 2, first
+
+    compiled = dovetail.compile(program, backend="aten", fullgraph=fullgraph)
+    for length, lengths in (
+        (5, [5, 3, 2]),
+        (5, [4, 3, 2]),
+        (5, [1, 1, 2]),
+        (6, [3, 2, 1]),
+        (6, [6, 6, 6]),
+        (6, [1, 1, 1]),
+    ):
+        x = torch.arange(length * 6.0).view(length, 3, 2)
+        same(program(x, torch.tensor(lengths)), compiled(x, torch.tensor(lengths)))
+
+
 def test_a_state_of_another_batch_is_eagers_error() -> None:
     network = torch.nn.GRU(4, 5)
 

@@ -213,12 +213,12 @@ def _with_numbers(interpreter: TracingInterpreter, key: Any) -> Any:
     if type(key) is tuple:
         return tuple(_with_numbers(interpreter, item) for item in key)
     if type(key) is slice:
-        return slice(*[_number(interpreter, item) for item in (key.start, key.stop, key.step)])
+        return slice(*[whole_number(interpreter, item) for item in (key.start, key.stop, key.step)])
     # Torch takes a byte for a mask.
-    return key if isinstance(key, torch.Tensor) and key.dtype == torch.uint8 else _number(interpreter, key)
+    return key if isinstance(key, torch.Tensor) and key.dtype == torch.uint8 else whole_number(interpreter, key)
 
 
-def _number(interpreter: TracingInterpreter, item: Any) -> Any:
+def whole_number(interpreter: TracingInterpreter, item: Any) -> Any:
     """A tensor's number where that is known, else one that the graph computes; an item that is no whole number is as it is."""
     number = number_of(interpreter, item)
     if number is not None:

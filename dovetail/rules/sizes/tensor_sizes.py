@@ -1,8 +1,8 @@
 """Tensors in the place of sizes: ``x.view(torch.div(x.shape[0], 2, rounding_mode="floor"), -1)``.
 
 Torch divides two numbers into a tensor, and takes a tensor of one whole number where it takes a size. Eager reads the number
-out of the tensor; in a graph it would depend on data. Where it was computed of sizes alone it is known, and takes the tensor's
-place.
+out of the tensor; in a graph it depends on data. Where it was computed of sizes alone it is known, and takes the tensor's place;
+otherwise the number that the graph computes does.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import torch
 
 from dovetail.frontend.protocol import TracingInterpreter
 from dovetail.frontend.rules import method_rule, rule
-from dovetail.rules.sizes.number_tensors import make_tensor, number_of
+from dovetail.rules.sizes.number_tensors import make_tensor, whole_number
 from dovetail.rules.torch import storage_offsets  # noqa: F401  (its rule for as_strided is asked first)
 from dovetail.torch_private import numbers as private_numbers
 
@@ -64,9 +64,9 @@ def with_known_sizes(
         if type(item) in (list, tuple, torch.Size):
             items = [plain(inner) for inner in item]
             return items if type(item) is list else tuple(items)
-        number = number_of(interpreter, item)
-        found = found or number is not None
-        return item if number is None else number
+        number = whole_number(interpreter, item)
+        found = found or number is not item
+        return number
 
     # The tensor itself is no size; a function that makes one has none.
     owners = 1 if args and isinstance(args[0], torch.Tensor) and not hasattr(function, "__self__") else 0

@@ -75,3 +75,14 @@ def test_a_division_by_zero_is_eagers_error() -> None:
         program(torch.ones(3))
     with pytest.raises(RuntimeError, match="ZeroDivisionError"):
         dovetail.compile(program, backend="aten")(torch.ones(3))
+
+
+def test_sizes_that_the_data_decides() -> None:
+    def program(x: torch.Tensor, index: torch.Tensor) -> Any:
+        count = index.max() + 1
+        return x.new_zeros(count, 2).index_add(0, index, x), torch.ones(2, index[0]), x.repeat(index[-1], 1)
+
+    compiled = dovetail.compile(program, backend="aten")
+    for index in ([2, 1, 2, 3], [4, 1, 2, 2], [0, 0, 0, 0], [1, 7, 1, 1]):
+        same(program(torch.ones(4, 2), torch.tensor(index)), compiled(torch.ones(4, 2), torch.tensor(index)))
+    assert dovetail.events_of(compiled).count("graph break") == 0
