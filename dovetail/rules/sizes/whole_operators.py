@@ -21,7 +21,7 @@ from dovetail.torch_private import sizes as private_sizes
 from dovetail.torch_private import state as private_state
 from dovetail.torch_private import tensors as private_tensors
 from dovetail.torch_private import trees as private_trees
-from dovetail.whole_calls.whole import Whole
+from dovetail.whole_calls.whole import Whole, call_whole
 
 Sizes = list[tuple[Sequence[Any], torch.dtype]]
 
@@ -174,3 +174,12 @@ TABLE: dict[str, Row] = {
 
 for _name, _row in TABLE.items():
     _register(_name, _row)
+
+
+@method_rule("ctc_loss")
+def _ctc_loss(interpreter: TracingInterpreter, function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """With lengths in tensors the data decides a size of its operators; in one graph for a backend that takes none it is a call."""
+    settings, lengths = interpreter.trace.settings, [*args[2:4], *kwargs.values()]
+    is_refused = settings.one_graph and settings.shapes.data_sizes == "break"
+    has_tensors = any(isinstance(item, torch.Tensor) for item in lengths)
+    return call_whole(function, args, kwargs) if is_refused and has_tensors else NotImplemented
