@@ -155,19 +155,24 @@ def _rewrite(graph: torch.fx.Graph, user: torch.fx.Node, number: torch.fx.Node, 
         return tensor
     if user.target is _aten.full.default and user.args[1:] == (number,):
         return _filled(graph, user, number, tensor)
-    is_alpha = user.target is _aten.add.Tensor and user.kwargs == {"alpha": number}
+    is_alpha = user.target in (_aten.add.Tensor, _aten.sub.Tensor) and user.kwargs == {"alpha": number}
     is_value = user.target in _SCALED and user.kwargs == {"value": number}
     if number not in user.args and (is_alpha or is_value):
-        value = _checked(user, number, user.args[1], dimensions=True)
+        value = _checked(user, number, user.args[1])
+        if not value.dim() and value.dtype.itemsize < 4:
+            # Eager's kernel takes the number in a wider type.
+            raise _refusal(user, number)
         meta = {**user.meta, "val": value}
         with graph.inserting_before(user):
             inner: Any = user.args[1]
             if is_value:
                 inner = graph.call_function(_SCALED[user.target], user.args[1:])
                 inner.meta = meta
-            product = graph.call_function(_aten.mul.Tensor, (inner, tensor))
+            factor = tensor if value.dim() else _converted(graph, user, tensor, value)
+            product = graph.call_function(_aten.mul.Tensor, (inner, factor))
         product.meta = meta
-        user.target, user.args, user.kwargs = _aten.add.Tensor, (user.args[0], product), {}
+        user.target = user.target if is_alpha else _aten.add.Tensor
+        user.args, user.kwargs = (user.args[0], product), {}
         return tensor
     others = [item for item in user.args if item is not number]
     if user.target not in _BINARY or user.kwargs.keys() - {"rounding_mode"} or len(others) != 1:
@@ -176,10 +181,14 @@ def _rewrite(graph: torch.fx.Graph, user: torch.fx.Node, number: torch.fx.Node, 
     user.target = _BINARY[user.target]
     if value.dim():
         return tensor
-    # Beside a tensor with dimensions, the number's dtype does not count; beside one without, it would.
     with graph.inserting_before(user):
-        converted = graph.call_function(_CONVERT, (tensor, value.dtype))
-    converted.meta = {**user.meta, "val": value}
+        return _converted(graph, user, tensor, value)
+
+
+def _converted(graph: torch.fx.Graph, user: torch.fx.Node, tensor: torch.fx.Node, value: torch.Tensor) -> torch.fx.Node:
+    """Return the number in the type of its partner: beside a tensor without dimensions, the number's own would count."""
+    converted = graph.call_function(_CONVERT, (tensor, value.dtype))
+    converted.meta = {**user.meta, "val": tensor.meta["val"].to(value.dtype)}
     return converted
 
 
@@ -228,11 +237,11 @@ def _filled(graph: torch.fx.Graph, user: torch.fx.Node, number: torch.fx.Node, t
     return converted
 
 
-def _checked(user: torch.fx.Node, number: torch.fx.Node, other: Any, dimensions: bool = False) -> torch.Tensor:
-    """Return the fake value of the number's partner, which must be a floating-point tensor (with ``dimensions``)."""
+def _checked(user: torch.fx.Node, number: torch.fx.Node, other: Any) -> torch.Tensor:
+    """Return the fake value of the number's partner, which must be a floating-point tensor."""
     value: Any = other.meta.get("val") if isinstance(other, torch.fx.Node) else None
     fits = isinstance(value, torch.Tensor) and (value.is_floating_point() or value.is_complex())
-    if not fits or (dimensions and value.dim() == 0):
+    if not fits:
         raise _refusal(user, number)
     return value
 

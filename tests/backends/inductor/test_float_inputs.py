@@ -160,6 +160,24 @@ READ: list[Callable[[Tensor, Tensor], Tensor]] = [
     lambda x, one: x * one.item() + 1,
     lambda x, one: (x - one.item() * 2).square(),
 ]
+#: Adam's update of a parameter without dimensions (a learnt temperature).
+UPDATES: list[Callable[[Tensor, Tensor], Tensor]] = [
+    lambda x, one: x.addcdiv(x.sin(), x.exp(), value=-one.item()),
+    lambda x, one: x.addcmul(x, x.cos(), value=one.item() * 3),
+    lambda x, one: x.add(x.sin(), alpha=one.item()) - x.sub(2 * x, alpha=one.item()),
+]
+
+
+@pytest.mark.parametrize("shape", [(), (3,)])
+@pytest.mark.parametrize("number", range(len(UPDATES)))
+def test_numbers_that_scale_tensors_without_dimensions(number: int, shape: tuple[int, ...]) -> None:
+    """The number's own type does not count."""
+    function, rewritten = UPDATES[number], []
+    compiled = dovetail.compile(function, backend=_recorded(rewritten), fullgraph=True)
+    for value in (0.5, 0.75, 2.0):
+        x, one = torch.full(shape, 0.3), torch.tensor(value)
+        same(function(x, one), compiled(x, one), exact="close")
+    assert rewritten
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
