@@ -155,7 +155,7 @@ def _rewrite(graph: torch.fx.Graph, user: torch.fx.Node, number: torch.fx.Node, 
         return tensor
     if user.target is _aten.full.default and user.args[1:] == (number,):
         return _filled(graph, user, number, tensor)
-    is_alpha = user.target in (_aten.add.Tensor, _aten.sub.Tensor) and user.kwargs == {"alpha": number}
+    is_alpha = user.target is _aten.add.Tensor and user.kwargs == {"alpha": number}
     is_value = user.target in _SCALED and user.kwargs == {"value": number}
     if number not in user.args and (is_alpha or is_value):
         value = _checked(user, number, user.args[1])
@@ -171,8 +171,7 @@ def _rewrite(graph: torch.fx.Graph, user: torch.fx.Node, number: torch.fx.Node, 
             factor = tensor if value.dim() else _converted(graph, user, tensor, value)
             product = graph.call_function(_aten.mul.Tensor, (inner, factor))
         product.meta = meta
-        user.target = user.target if is_alpha else _aten.add.Tensor
-        user.args, user.kwargs = (user.args[0], product), {}
+        user.target, user.args, user.kwargs = _aten.add.Tensor, (user.args[0], product), {}
         return tensor
     others = [item for item in user.args if item is not number]
     if user.target not in _BINARY or user.kwargs.keys() - {"rounding_mode"} or len(others) != 1:
