@@ -91,13 +91,15 @@ def inductor_setting_names() -> set[str]:
 def inductor_runs_as_is(overloads: Iterable[OpOverload], *, instead: bool = False) -> None:
     """Let Inductor call these operators' own kernels where it would otherwise insist on having them decomposed.
 
-    ``instead``: also where it has code of its own for them.
+    ``instead``: also where it has code of its own for them. Their arguments then lie as in the capture: a layer of an LSTM reads
+    memory in the order that its caller has made, whatever the strides.
     """
     from torch._inductor import lowering
 
     for overload in overloads:
         if instead or overload not in lowering.lowerings:
-            lowering.make_fallback(overload, warn=False, override_decomp=True)
+            constraint: Any = lowering.constrain_to_fx_strides if instead else None
+            lowering.make_fallback(overload, layout_constraint=constraint, warn=False, override_decomp=True)
 
 
 def inductor_writes_by_kernel(overload: OpOverload) -> None:
@@ -362,10 +364,15 @@ def inductor_calls(operators: Collection[OpOverload]) -> Iterator[None]:
         operator: lowering.lowerings[operator] for operator in made if operator in lowering.lowerings
     }
     lowering.lowerings.update({operator: made[operator] for operator in known})
+    free = [operator for operator in known if lowering.maybe_layout_constraints(operator) is None]
+    for operator in free:
+        lowering.add_layout_constraint(operator, lowering.constrain_to_fx_strides)
     try:
         yield
     finally:
         lowering.lowerings.update(known)
+        for operator in free:
+            lowering.add_layout_constraint(operator, None)  # type: ignore[arg-type]
 
 
 def written_arguments_are_clones() -> contextlib.AbstractContextManager[None]:

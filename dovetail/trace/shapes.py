@@ -215,8 +215,7 @@ class Bindings:
         """Python that reads it from the list of fetched tensors."""
         index, kind, dim = place
         calls = {"size": f"size({dim})", "stride": f"stride({dim})", "value": "item()"}
-        call = calls.get(kind, "storage_offset()")
-        return f"tensors[{index}].{call}"
+        return f"tensors[{index}].{calls.get(kind, 'storage_offset()')}"
 
     def function(self, expressions: Sequence[Any]) -> Callable[[Sequence[torch.Tensor]], tuple[Any, ...]]:
         """``compute(tensors)``: the values of expressions over the symbols.

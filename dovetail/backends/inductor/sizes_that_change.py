@@ -20,24 +20,27 @@ from dovetail.torch_private import sizes as private_sizes
 from dovetail.trace.shapes import Bindings
 
 _aten = torch.ops.aten
-#: Inductor asks for the numbers of their sizes or strides (torch 2.13), and the next size is compiled anew. ATen does not ask.
-_ASKING = (
-    _aten.convolution_backward.default,
-    _aten.upsample_nearest2d_backward.default,
-    _aten._adaptive_avg_pool2d.default,
-    _aten.adaptive_max_pool2d.default,
-)
+#: Operators for which Inductor asks for numbers (torch 2.13), so that the next size is compiled anew, with the sizes that it asks
+#: for. ATen does not ask.
+_ASKING: dict[Any, Callable[..., Sequence[Any]]] = {
+    _aten.convolution_backward.default: lambda tangent, image, *rest: (*tangent.shape[1:], *image.shape[1:]),
+    _aten.upsample_nearest2d_backward.default: lambda tangent, *rest: tangent.shape[-2:],
+    _aten._adaptive_avg_pool2d.default: lambda image, *rest: image.shape[-2:],
+    _aten.adaptive_max_pool2d.default: lambda image, *rest: image.shape[-2:],
+    _aten.glu.default: lambda halves, dim=-1: halves.shape[dim : dim + 1 or None],
+}
 
 
 def call_what_makes_sizes_constant(job: Job) -> None:
     """Let ATen compute what Inductor could generate for constant sizes only."""
-    found = {node.target for node in job.graph.graph.nodes if node.target in _ASKING and _is_symbolic(node)}
+    found = {node.target for node in job.graph.graph.nodes if node.target in _ASKING and _is_asked(node)}
     if found:
         job.during.append(functools.partial(private_inductor.inductor_calls, frozenset(found)))
 
 
-def _is_symbolic(node: torch.fx.Node) -> bool:
-    return any(private_sizes.has_symbols(each.meta.get("val")) for each in node.all_input_nodes)
+def _is_asked(node: torch.fx.Node) -> bool:
+    values: Any = torch.fx.map_arg(node.args, lambda item: item.meta["val"])
+    return any(map(private_sizes.is_symbolic, _ASKING[node.target](*values)))
 
 
 WORKAROUNDS.append(call_what_makes_sizes_constant)

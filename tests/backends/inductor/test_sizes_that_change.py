@@ -45,11 +45,15 @@ def cropped(x: Tensor) -> Tensor:
     return F.conv_transpose2d(x.sin(), WEIGHT[:3], stride=2)[..., 1 : x.shape[2], : x.shape[3]].cos().square()
 
 
-PROGRAMS: list[Callable[[Tensor], Tensor]] = [everything, images, channels_last, signals, volumes, cropped]
+def gated(x: Tensor) -> Tensor:
+    return F.glu(torch.cat([x, x.sin()], 3), 3).sum(1)
+
+
+PROGRAMS: list[Callable[[Tensor], Tensor]] = [everything, images, channels_last, signals, volumes, cropped, gated]
 SIZES = [(8, 10), (12, 14), (14, 10), (20, 22), (10, 16)]
 
 
-@pytest.mark.sampled(6)
+@pytest.mark.sampled(7)
 @pytest.mark.parametrize("program", PROGRAMS)
 def test_one_graph_for_all_sizes(program: Callable[[Tensor], Tensor]) -> None:
     compiled = dovetail.compile(program, backend="inductor", fullgraph=True, tiers="wait")
