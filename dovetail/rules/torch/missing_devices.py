@@ -12,7 +12,7 @@ import torch
 
 from dovetail.trace.overrides import EVERY, RefusedOperatorError, Run
 
-_here = {"cpu", "meta"}
+_EVERYWHERE = ("cpu", "meta")
 
 
 def _is_here(kind: str) -> bool:
@@ -21,11 +21,13 @@ def _is_here(kind: str) -> bool:
     return module is not None and bool(getattr(module, "is_available", lambda: True)())
 
 
-@EVERY.append
 def _device_exists(run: Run, operator: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
     device = kwargs.get("device")
-    if device is not None and (kind := torch.device(device).type) not in _here:
-        if not _is_here(kind):
-            raise RefusedOperatorError(f"this process has no {kind} device", advice="make the tensor on another device")
-        _here.add(kind)
+    kind = "cpu" if device is None else torch.device(device).type
+    if kind not in _EVERYWHERE and not _is_here(kind):
+        raise RefusedOperatorError(f"this process has no {kind} device", advice="make the tensor on another device")
     return NotImplemented
+
+
+# In front of what records an operator as it was recorded before, whichever of the two was loaded first.
+EVERY.insert(0, _device_exists)
