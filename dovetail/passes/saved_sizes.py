@@ -28,7 +28,7 @@ def _missing(split: Split, saved: Iterable[torch.fx.Node]) -> Iterator[torch.fx.
     """A node for each symbol in the sizes of the backward's inputs that is no size of one."""
     given = [expression for node in (*saved, *split.tangents) for _, expression in _sizes(node)]
     wanted = dict.fromkeys(symbol for expression in given for symbol in private_sizes.symbols_of(expression))
-    for symbol in wanted.keys() - set(given):
+    for symbol in (item for item in wanted if item not in given):
         found = next((node for node in split.nodes if node not in split.of_backward and _is(node, symbol)), None)
         if found is not None:
             yield found
