@@ -19,7 +19,8 @@ def saving_sizes(choose: ChooseSaved) -> ChooseSaved:
 
     def choose_both(split: Split) -> Saved:
         saved = choose(split)
-        return dataclasses.replace(saved, nodes=[*saved.nodes, *_missing(split, saved.nodes)])
+        missing = _missing(split, saved.nodes) if split.has_backward else ()
+        return dataclasses.replace(saved, nodes=[*saved.nodes, *missing])
 
     return choose_both
 
