@@ -91,12 +91,22 @@ def _agrees(example: Example) -> bool:
 _WRONG = 3
 
 
-def _in_a_process(quirk: Quirk, name: str) -> int:
-    """What a process of its own that runs an example without the quirk returns: 0 where it is right."""
+#: Another quirk has Inductor call the same operators; without that one these alone make their examples right.
+_HIDDEN = {"look_at_targets": "keep_strides_for_kernels", "keep_order_of_draws": "keep_strides_for_kernels"}
+
+
+def _in_a_process(quirk: Quirk, name: str, absent: bool = True) -> int:
+    """What a process of its own that runs an example without the quirk, and without one that hides it, returns: 0 where it is
+    right.
+    """
+    names = [each for each in (quirk.name if absent else None, _HIDDEN.get(quirk.name)) if each is not None]
     program = (
+        "import contextlib\n"
         "from tests.quirks import test_quirks as tests\n"
         f"quirk = tests.QUIRKS[{quirk.name!r}]\n"
-        f"with quirk.absent():\n"
+        "with contextlib.ExitStack() as stack:\n"
+        f"    for name in {names!r}:\n"
+        "        stack.enter_context(tests.QUIRKS[name].absent())\n"
         f"    raise SystemExit(0 if tests._agrees(quirk.examples[{name!r}]()) else {_WRONG})\n"
     )
     return subprocess.run([sys.executable, "-c", program], capture_output=True, check=False).returncode
@@ -140,6 +150,7 @@ def test_torch_still_has_the_fault(quirk: Quirk, name: str) -> None:
     example = quirk.examples[name]()
     if example.stays:
         assert _in_a_process(quirk, name) == _WRONG
+        assert quirk.name not in _HIDDEN or _in_a_process(quirk, name, absent=False) == 0
         return
     with quirk.absent(), _left_to_eager() as calls:
         assert not _agrees(example) or calls, (
