@@ -86,8 +86,9 @@ def from_cache(lowering: Lowering, tiers: Tiers) -> CompiledGraph | None:
 
 
 def _check_guards(joint: JointGraph, before: object) -> None:
-    """Raise for kernels that assume more of the sizes than ``before``, where no guard of an entry can be added: tier 0 then takes
-    the sizes for which that does not hold.
+    """Raise where the kernels assume more of the sizes than was assumed ``before``, and the guards of the entry are made already.
+
+    Tier 0 runs then, and what takes over from it looks at the sizes by itself.
     """
     guards = joint.capture.guards
     if private_assumptions.count_of_assumptions(joint.fake_mode.shape_env) == before:

@@ -91,8 +91,8 @@ def inductor_setting_names() -> set[str]:
 def inductor_runs_as_is(overloads: Iterable[OpOverload], *, instead: bool = False) -> None:
     """Let Inductor call these operators' own kernels where it would otherwise insist on having them decomposed.
 
-    ``instead``: also where it has code of its own for them. Their arguments then lie as in the capture: a layer of an LSTM reads
-    memory in the order that its caller has made, whatever the strides.
+    ``instead``: also where it has code of its own for them. Their arguments then lie as in the capture: oneDNN's layer of an LSTM
+    ignores the strides of its input (torch 2.13).
     """
     from torch._inductor import lowering
 
