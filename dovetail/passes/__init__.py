@@ -15,7 +15,7 @@ so does ``dovetail.compile(..., passes=(...,))``. (They are known as ``dovetail.
 
 # Loading them registers their hooks. A hook that wraps a graph's callable is inside of those that were registered before it.
 from dovetail.passes import any_layout, decompose, recompute, whole_step, dropped_gradients  # noqa: F401, I001
-from dovetail.passes import trailing_update, write_backs, first_run, index_checks  # noqa: F401
+from dovetail.passes import trailing_update, write_backs, memory_between_steps, first_run, index_checks  # noqa: F401
 from dovetail.passes.gradients import clip_gradients, scale_gradients, scale_loss
 from dovetail.passes.saved import offload_saved, save_in_bfloat16, saved_nodes
 

@@ -15,23 +15,19 @@ import torch
 from dovetail.aot.nodes import BACKWARD_RUN, memory_of, writes_in_place
 from dovetail.aot.steps import Lowering, after_partition
 from dovetail.passes.minimum_cut import cost_of_keeping, is_fused, minimum_cut
-from dovetail.torch_private import sizes as private_sizes
 
 Nodes = Collection[torch.fx.Node]
-#: Bytes; larger blocks teach glibc nothing (``DEFAULT_MMAP_THRESHOLD_MAX``), the rest is room for its own header.
-_LARGEST_BLOCK = 32 * 2**20 - 2**16
 
 
 @after_partition
 def plan_whole_step(lowering: Lowering) -> Lowering:
-    """Compute again and keep memory, where the backward is part of the forward's graph and the backend fuses."""
+    """Compute again, where the backward is part of the forward's graph and the backend fuses."""
     parts = lowering.parts
     if lowering.is_training or lowering.backend.numerics == "bitwise" or parts is None:
         return lowering
     with lowering.settings.events.span("compute again") as details:
         again = compute_again_in_backward(parts.forward.graph)
         details["nodes"] = len(again)
-    keep_memory_between_steps(parts.forward.graph)
     if not again:
         return lowering
     parts.forward.recompile()
@@ -49,27 +45,6 @@ def compute_again_in_backward(graph: torch.fx.Graph) -> list[torch.fx.Node]:
         if number is not None:
             made += _of_one_backward(graph, number)
     return made
-
-
-def keep_memory_between_steps(graph: torch.fx.Graph) -> int:
-    """Have the C library keep the memory that a step on the CPU frees; returns the bytes, 0 where it is no whole step.
-
-    glibc hands freed memory at the heap's end back to the system once it is more than twice the largest block that was ever freed,
-    and each page of it costs a fault when it is asked for again. A compiled step holds everything at once and frees everything at
-    its end: a BERT of four layers took 294 to 1364 faults in each step, from process to process, and now at most 1. The threshold
-    follows what a program frees: ``mallopt(3)``, under ``M_MMAP_THRESHOLD``. The block that glibc is shown is never touched, so
-    that it takes no memory; with another C library this does nothing.
-    """
-    if all(node.meta.get(BACKWARD_RUN) is None for node in graph.nodes):
-        return 0
-    values = [node.meta.get("val") for node in graph.nodes if node.op == "call_function"]
-    made = [value for value in values if isinstance(value, torch.Tensor) and value.device.type == "cpu"]
-    if not made:
-        return 0
-    # Views count as well: this is a bound.
-    is_static = not any(map(private_sizes.has_symbols, made))
-    needed = sum(value.numel() * value.element_size() for value in made) if is_static else _LARGEST_BLOCK
-    return torch.empty(min(needed, _LARGEST_BLOCK), dtype=torch.uint8).numel()
 
 
 def _of_one_backward(graph: torch.fx.Graph, number: int) -> list[torch.fx.Node]:

@@ -12,7 +12,7 @@ from torch.nn import functional
 import dovetail
 from dovetail.aot.nodes import BACKWARD_RUN
 from dovetail.backends.aten import compile_aten
-from dovetail.passes.whole_step import compute_again_in_backward, keep_memory_between_steps
+from dovetail.passes.whole_step import compute_again_in_backward
 from tests.differential import same
 
 
@@ -123,21 +123,6 @@ def test_each_backward_has_a_number_of_its_own() -> None:
         assert len(set(numbers)) == count
         # Between its first and its last node there is nothing else.
         assert numbers == sorted(numbers)
-
-
-def test_what_a_step_frees_is_kept_for_the_next_one() -> None:
-    model = torch.nn.Linear(64, 64)
-
-    def step(x: torch.Tensor) -> torch.Tensor:
-        loss = model(x).square().sum()
-        loss.backward()
-        return loss.detach()
-
-    x = torch.ones(32, 64)
-    graph = dovetail.capture(step, (x,)).graph
-    assert keep_memory_between_steps(graph) >= 2 * 64 * 64 * 4
-    with torch.no_grad():
-        assert keep_memory_between_steps(dovetail.capture(model, (x,)).graph) == 0
 
 
 def _of_a_copy(features: torch.Tensor, queue: torch.Tensor) -> torch.Tensor:
