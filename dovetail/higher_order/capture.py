@@ -48,7 +48,7 @@ from dovetail.higher_order.kept_inputs import NeededInputs
 from dovetail.higher_order.other_backwards import OtherBackwards
 from dovetail.higher_order.read_results import ReadResults
 from dovetail.higher_order.reused_forward_values import EarlierOrder, find_reused
-from dovetail.passes.decompose import IN_GRADIENTS
+from dovetail.passes.equal_calls import IN_GRADIENTS
 from dovetail.passes.unfinished_runs import has_random_result
 from dovetail.quirks.replays import replayed
 from dovetail.runtime.derivatives import refusal

@@ -16,20 +16,16 @@ from dovetail.aot.nodes import needed_for, writes_in_place
 from dovetail.aot.steps import Lowering, Table, decomposes
 from dovetail.errors import GraphInvalidError
 from dovetail.passes.decomposed_again import Repeats
+from dovetail.passes.equal_calls import ABOUT_THE_VALUE, IN_GRADIENTS, EqualCalls
 from dovetail.torch_private import numbers as private_numbers
 from dovetail.torch_private import operators as private_operators
 from dovetail.torch_private import sizes as private_sizes
 from dovetail.torch_private import tensors as private_tensors
 from dovetail.torch_private import tracing as private_tracing
 
-#: Entries of ``meta`` that are facts about one value, not about where it comes from.
-ABOUT_THE_VALUE = frozenset({"val", "tensor_meta", "desc", "example_value", "unbacked_bindings"})
-
 # Their results depend on the strides of their arguments, or they refuse other strides.
 _READ_STRIDES = frozenset({torch.ops.aten.view.default, torch.ops.aten.view.dtype, torch.ops.aten.as_strided.default})
 
-#: A mark in the ``meta`` of an input that operators of the gradients read; a decomposition may not read it.
-IN_GRADIENTS = "in_gradients"
 _ORIGINS = "dovetail_origins"
 
 
@@ -87,12 +83,18 @@ class _Decomposer(torch.fx.Interpreter):
         self.extra_traceback = False
         self._attributes: dict[str, Any] = {}
         self._repeats = Repeats(tracer, fake_mode, tracer.inherit)
+        self._equal = EqualCalls(module.graph)
 
     def call_function(self, target: Any, args: Any, kwargs: Any) -> Any:
-        """Decompose and record, or copy what an equal call has recorded."""
-        is_whole = self.table.get(target) is stays_whole
-        with private_operators.BelowAutograd() if is_whole else contextlib.nullcontext():
-            return self._repeats.run(target, args, kwargs)
+        """Decompose and record, copy what was recorded for such a call, or take the value of an equal one."""
+        assert self.tracer.origin is not None
+        key, value = self._equal.find(self.tracer.origin, args, kwargs)
+        if value is None:
+            is_whole = self.table.get(target) is stays_whole
+            with private_operators.BelowAutograd() if is_whole else contextlib.nullcontext():
+                value = self._repeats.run(target, args, kwargs)
+            self._equal.note(key, value, args, kwargs)
+        return value
 
     def run_node(self, n: torch.fx.Node) -> Any:
         """Run one node; all nodes that it records belong to it."""
@@ -113,9 +115,9 @@ class _Decomposer(torch.fx.Interpreter):
     def _on_old_strides(self, n: torch.fx.Node, base: torch.fx.Node) -> Any:
         """A view that was recorded for the strides that its base had; a decomposition may have laid the base out anew."""
         args, kwargs = self.fetch_args_kwargs_from_env(n)
-        laid_out = self._as_laid_out(args[0], base)
+        args = (self._as_laid_out(args[0], base), *args[1:])
         self.tracer.origin = n
-        return self._repeats.run(n.target, (laid_out, *args[1:]), kwargs)
+        return self.call_function(n.target, args, kwargs)
 
     def output(self, target: Any, args: Any, kwargs: Any) -> Any:
         """Keep the strides that the old outputs had; a decomposition may lay its result out in another way."""

@@ -29,7 +29,8 @@ from dovetail.backends.common.sizes_elsewhere import SizesHere, sizes_of_mode
 from dovetail.backends.inductor.float_inputs import NUMBER_FUNCTIONS
 from dovetail.cache.unportable import UnportableError
 from dovetail.errors import ArtefactError
-from dovetail.passes.decompose import ABOUT_THE_VALUE, mark_read_by_gradients, origins_of
+from dovetail.passes.decompose import mark_read_by_gradients, origins_of
+from dovetail.passes.equal_calls import ABOUT_THE_VALUE
 from dovetail.quirks.registry import QUIRKS
 from dovetail.tiers.flat_graph import encode_value, name_of, operator_named
 from dovetail.torch_private import assumptions as private_assumptions

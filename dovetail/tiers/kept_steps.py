@@ -35,14 +35,12 @@ from dovetail.backends.protocol import Kind, output_arguments
 from dovetail.cache.unportable import UnportableError
 from dovetail.errors import BackendError
 from dovetail.guards.ambient import without_autocast
-from dovetail.passes.decompose import ABOUT_THE_VALUE, IN_GRADIENTS
+from dovetail.passes.equal_calls import WITHOUT_EFFECT
 from dovetail.passes.unfinished_runs import draws_numbers, finish_by_operators, finishing, may_run_again
 from dovetail.tiers.flat_graph import is_plain
 from dovetail.tiers.kept_graphs import encoded_graph, has_sizes, key_of_graph
 from dovetail.torch_private import state as private_state
 
-#: Entries of ``meta`` by which no step decides, which are in the key otherwise, or which a step itself notes.
-_NO_MARKS = {*ABOUT_THE_VALUE, IN_GRADIENTS, "user_line", "stack_trace", "nn_module_stack", "source_fn_stack"}
 #: Hooks in front of the backend that need no graph.
 _LABELS = "dovetail.switches.labels._label"
 
@@ -98,7 +96,7 @@ def _marks(node: torch.fx.Node, runs: dict[int, int]) -> list[Any]:
     descriptor = node.meta.get("desc")
     found: list[Any] = [type(descriptor).__name__] if isinstance(descriptor, (ParamInput, BufferInput)) else []
     for name, item in sorted(node.meta.items()):
-        if name not in _NO_MARKS:
+        if name not in WITHOUT_EFFECT:
             if item is not None and type(item) not in (bool, int, str):
                 raise UnportableError(f"{node.name} is marked by {name}")
             found.append((name, item if name != BACKWARD_RUN else runs.setdefault(item, len(runs))))
