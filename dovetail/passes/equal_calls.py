@@ -31,7 +31,7 @@ WITHOUT_EFFECT = ABOUT_THE_VALUE | {IN_GRADIENTS, "user_line", "stack_trace", "n
 
 
 class EqualCalls:
-    """The calls of one graph, as they are made: ``run`` gives the value of an equal call, or makes the call."""
+    """The calls of one graph that have been made, with their values: ``find`` asks for an equal one, ``note`` adds one."""
 
     def __init__(self, graph: torch.fx.Graph) -> None:
         self._is_off = any(map(writes_in_place, graph.nodes))
