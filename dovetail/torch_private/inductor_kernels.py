@@ -234,6 +234,7 @@ def _header_taken(precompile: Callable[..., str]) -> Callable[..., str]:
     the CPU, and the version and the place of torch say so too.
     """
 
+    @functools.wraps(precompile)
     def precompiled(header: str, command: str, **options: Any) -> str:
         if not _are_joined.get():
             return precompile(header, command, **options)
