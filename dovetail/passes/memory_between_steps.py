@@ -18,7 +18,7 @@ _free = ctypes.PYFUNCTYPE(None, ctypes.c_void_p)(("PyMem_RawFree", ctypes.python
 
 @instead_of_steps
 def keep_memory_between_steps(lowering: Lowering) -> None:
-    """Have the C library keep what a training step frees, before any of the steps of a compilation."""
+    """Have the C library keep what calls of a graph free; nothing is done in place of the steps of its compilation."""
     show_block(lowering.joint.graph)
 
 
