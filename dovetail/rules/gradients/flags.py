@@ -232,14 +232,15 @@ def _finish(interpreter: TracingInterpreter) -> None:
     interpreter.state(GradientFlags).check_views()
     changed = {change.input_index for change in interpreter.trace.metadata_changes}
     for item in interpreter.trace.inputs:
-        is_changed = item.index in changed or (item.real.is_leaf and _is_written(item))
+        is_changed = item.index in changed or (item.real.is_leaf and is_written(item))
         if is_changed and item.requires_grad and type(item.real) is torch.Tensor:
             # A write to a leaf that is a view: autograd makes older views anew, of a base that requires no gradient. A change
             # of the sizes of a view of a leaf: eager's error, which would come before the graph has run.
             guard_no_view(interpreter, item, "that requires a gradient, is changed in place")
 
 
-def _is_written(item: TracedInput) -> bool:
+def is_written(item: TracedInput) -> bool:
+    """Whether the program has written to an input, with gradients or without."""
     return private_tensors.version_of(item.value) != item.original_version
 
 

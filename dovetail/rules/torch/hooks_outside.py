@@ -25,6 +25,7 @@ from dovetail.frontend.effects.journal import Effect
 from dovetail.frontend.protocol import TracingInterpreter
 from dovetail.frontend.rules import attribute_rule, end_rule, leaving_rule
 from dovetail.guards import ComputedSource, Equals
+from dovetail.rules.gradients.flags import guard_no_view, is_written
 from dovetail.torch_private import calls as private_calls
 from dovetail.trace import Retry, TracedInput
 
@@ -133,6 +134,13 @@ class HooksOutside:
         for key, _ in left:
             self.keep_outside(key, "a hook is registered on an input")
 
+    def check_written(self) -> None:
+        """The program has ended: a write to a view takes its node out of the graph of autograd, with the hooks of this program."""
+        for tensor in (tensor for _, tensor in self._in_graph):
+            item = self._interpreter.trace.input_of(tensor)
+            if item is not None and item.is_written_differentiably:
+                guard_no_view(self._interpreter, item, "with a hook on its gradient, is written to")
+
     def check_gradient(self) -> None:
         """A gradient is computed inside, for which no hook that waits is called."""
         if any(not one._waiting.is_removed for one in self._waiting):
@@ -197,10 +205,16 @@ def _leaving(interpreter: TracingInterpreter, value: torch.Tensor) -> None:
 
 @end_rule
 def _end(interpreter: TracingInterpreter) -> None:
-    interpreter.state(HooksOutside).check_inputs()
+    hooks = interpreter.state(HooksOutside)
+    hooks.check_inputs()
+    hooks.check_written()
     for item in interpreter.trace.inputs:
         if item.value.requires_grad and item.is_written_differentiably and item.real._base is not None:
             _check_view(interpreter, item)
+        elif item.requires_grad and not item.real.is_leaf and is_written(item) and not item.is_written_differentiably:
+            # Autograd makes the node of such a view anew when it is asked for: without the hooks, and without an edge where the
+            # base requires no gradient (``leaf = zeros(4).view(2, 2).requires_grad_(); x = leaf[:]`` has the base of ``leaf``).
+            guard_no_view(interpreter, item, "that requires a gradient, is written to without gradients")
 
 
 def _check_view(interpreter: TracingInterpreter, item: TracedInput) -> None:

@@ -365,7 +365,13 @@ def hooked_before_a_break(x: Tensor) -> Any:
     return x * 1
 
 
-@pytest.mark.parametrize("program", (overwritten, hooked_before_a_break))
+def hooked_first(x: Tensor) -> Any:
+    x.register_hook(lambda gradient: gradient * 2)
+    x.clamp_(-1, 1)
+    return x * 1
+
+
+@pytest.mark.parametrize("program", (overwritten, hooked_before_a_break, hooked_first))
 def test_a_write_to_a_view_takes_its_hooks_out_of_the_graph(program: Callable[..., Any]) -> None:
     seen = []
     for run in (program, dovetail.compile(program, backend="aten")):
@@ -377,3 +383,31 @@ def test_a_write_to_a_view_takes_its_hooks_out_of_the_graph(program: Callable[..
             (x.sum() + run(x).sum() + x.sum()).backward()
             seen.append(root.grad)
     same(seen[:2], seen[2:])
+
+
+def retained_and_written(x: Tensor) -> Any:
+    x.retain_grad()
+    torch._dynamo.graph_break()
+    with torch.no_grad():
+        x.view(-1)[1] = 3.0
+    return x * 2
+
+
+def written_in_whole(x: Tensor) -> Any:
+    with torch.no_grad():
+        x.mul_(2)
+    return x * 2
+
+
+@pytest.mark.parametrize("program", (retained_and_written, written_in_whole))
+def test_a_view_that_is_written_to_without_gradients_has_the_node_that_eager_makes_anew(
+    program: Callable[..., Any],
+) -> None:
+    seen = []
+    for run in (program, dovetail.compile(program, backend="aten")):
+        for part in (lambda x: x * 1, lambda x: (x * 1)[:], lambda x: x[:], lambda x: x.unflatten(0, (2, 2))):
+            root = torch.linspace(-1, 1, 4).view(4).requires_grad_()
+            x = part(root)
+            (run(x) ** 2).sum().backward()
+            seen.append((root.grad, x.retains_grad, x.grad))
+    same(seen[:4], seen[4:])
