@@ -25,6 +25,7 @@ from dovetail.rules.gradients.nonlinear_backwards import refusal_of_summands
 from dovetail.runtime.derivatives import FREED, Edges, Gradients, are_partial, refusal
 from dovetail.torch_private import autograd as private_autograd
 from dovetail.torch_private import autograd_nodes as private_autograd_nodes
+from dovetail.torch_private import libraries as private_libraries
 from dovetail.torch_private import state as private_state
 
 BackwardFunction = Callable[[list[torch.Tensor]], Gradients]
@@ -67,6 +68,15 @@ def _distinct(values: list[torch.Tensor]) -> list[torch.Tensor]:
             values[position] = value.view_as(value)
         seen.add(id(values[position]))
     return values
+
+
+def _has_class(value: torch.Tensor | None) -> bool:
+    """Whether a tensor has a class of the program's with ``__torch_function__`` only, which autograd's own nodes do not call."""
+    return not (value is None or type(value) is torch.Tensor) and private_libraries.is_plain_inside(type(value))
+
+
+def _without_class(tangent: torch.Tensor) -> torch.Tensor:
+    return tangent.as_subclass(torch.Tensor) if _has_class(tangent) else tangent
 
 
 #: Gradients may differ by this many roundings of the largest one among them, and by the root of one (half of the digits) where the
@@ -234,7 +244,7 @@ class DifferentiableBackward:
         kept.check_saved(edges, saved)
         primals = kept.unpack(edges, self.needed.for_outputs(defined))
         wanted = private_autograd_nodes.wanted_edges(edges)
-        flat = _distinct([*primals.values(), *[tangent for tangent in tangents if tangent is not None]])
+        flat = _distinct([*primals.values(), *(_without_class(tangent) for tangent in tangents if tangent is not None)])
         twice = plain is not None
         if self.differs(defined):
             plain = None  # it would give other gradients than eager
@@ -261,6 +271,9 @@ class DifferentiableBackward:
                 found.in_eager is None or not agree(gradients, self._with_its_numbers(kept, found.in_eager, inputs))
             ):
                 return _refused(self._disagrees(kind), flat, lambda: expected)
+            if any(_has_class(expected[index]) for index in wanted):
+                refused = refusal("eager hands an incoming gradient on as it is, with its class")
+                return _refused(refused, flat, lambda: expected)
             self._compared.add(found)
         result: list[torch.Tensor | None] = [None] * len(edges)
         if kept.results and twice:

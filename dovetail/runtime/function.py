@@ -36,6 +36,7 @@ from dovetail.torch_private import state as private_state
 
 _ANOTHER_BACKWARD = "backward() is called inside of an autocast block, or with some gradients of a custom backward only"
 _AS_A_WHOLE = contextlib.nullcontext()
+_PLAIN = {torch.Tensor, type(None)}
 FlatCallable = Callable[[list[Any]], list[Any]]
 Pattern = tuple[bool, ...]
 TangentStrides = Callable[[Sequence[torch.Tensor]], "Sequence[tuple[int, ...] | None]"]
@@ -309,7 +310,9 @@ class DifferentiableGraph:
             compute = self._captured_anew
         else:
             compute = self._plain
-        with partial_gradients() if call.is_partial else _AS_A_WHOLE:
+        # Autograd's own nodes call no ``__torch_function__`` of an incoming gradient's class.
+        classes = _AS_A_WHOLE if _PLAIN.issuperset(map(type, tangents)) else private_calls.no_torch_function()
+        with classes, partial_gradients() if call.is_partial else _AS_A_WHOLE:
             found = compute(ctx, call, tangents, defined)
         if call.direct is not None:
             found, call.direct = self.to_edges(call.direct(self.from_edges(found))), None
@@ -353,11 +356,8 @@ class DifferentiableGraph:
         return private_state.is_any_autocast_on() if self.derivatives is None else self.derivatives.differs(defined)
 
     def _graph_inputs(self, call: Call, saved: Sequence[Any], tangents: Gradients) -> list[Any]:
-        values = list(saved)
-        for tangent, strides in zip(tangents, call.strides, strict=True):
-            if tangent is not None:
-                values.append(_with_strides(tangent, strides))
-        return values
+        given = zip(tangents, call.strides, strict=True)
+        return [*saved, *(_with_strides(tangent, strides) for tangent, strides in given if tangent is not None)]
 
     def saved(self, ctx: Any, call: Call, defined: Pattern) -> Sequence[Any]:
         """The saved values; raises eager's error where they were freed, or any of them was written to."""
