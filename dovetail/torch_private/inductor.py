@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import math
 import sys
 from collections.abc import Callable, Collection, Iterable, Iterator
 from typing import Any
@@ -27,10 +28,11 @@ def inductor_decompositions() -> dict[Any, Any]:
 
 
 def _behind_lowerings(rule: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-    """A decomposition that takes Inductor's lowerings for imported, which takes a second of CPU time."""
+    """A decomposition that takes Inductor's lowerings for imported, which takes a second of CPU time; none of large windows."""
     from torch._inductor import lowering  # noqa: F401
 
-    return rule(*args, **kwargs)
+    is_left = rule.__name__.endswith("_indices") and not _is_unrolled(rule.__name__, args[1])
+    return NotImplemented if is_left else rule(*args, **kwargs)
 
 
 def inductor_compile(
@@ -106,16 +108,39 @@ def inductor_writes_by_kernel(overload: OpOverload) -> None:
     """Let Inductor call an operator's own kernel where the data decides one of its arguments; its own code asks for the number."""
     from torch._inductor import lowering
 
+    _by_kernel_where(
+        overload, lambda *args, **more: any(map(lowering.free_unbacked_symbols, (*args[2:], *more.values())))
+    )
+
+
+def inductor_pools_by_kernel(overload: OpOverload) -> None:
+    """Let Inductor call the kernel of a maximum over windows that it does not unroll."""
+    _by_kernel_where(overload, lambda image, window, *more, **named: not _is_unrolled(str(overload), window))
+
+
+def _is_unrolled(pool: str, window: Any) -> bool:
+    """Whether Inductor writes out the comparisons of a pool's window (its ``unroll_reductions_threshold`` there)."""
+    sizes = list(window) if isinstance(window, (list, tuple)) else [window]
+    return math.prod(sizes if len(sizes) > 1 else sizes * (3 if "3d" in pool else 2)) < 25
+
+
+def _by_kernel_where(overload: OpOverload, asks: Callable[..., bool]) -> None:
+    from torch._inductor import lowering
+    from torch._inductor.virtualized import V
+
     compute: Any = lowering.lowerings[overload]
-    by_kernel: Any = lowering.fallback_handler(overload)
-    if getattr(compute, "asks_nothing", False):
+    if getattr(compute, "has_kernel", False):
         return
+    by_kernel: Any = lowering.fallback_handler(overload)
 
     def lowered(*args: Any, **kwargs: Any) -> Any:
-        of_data = any(map(lowering.free_unbacked_symbols, (*args[2:], *kwargs.values())))
-        return (by_kernel if of_data else compute)(*args, **kwargs)
+        if not asks(*args, **kwargs):
+            return compute(*args, **kwargs)
+        # Its first argument then lies as in the capture: a kernel may refuse another layout.
+        first, _ = lowering.constrain_to_fx_strides(V.graph.current_node, *args[:1])
+        return by_kernel(*first, *args[1:], **kwargs)
 
-    lowered.asks_nothing = True  # type: ignore[attr-defined]
+    lowered.has_kernel = True  # type: ignore[attr-defined]
     lowering.lowerings[overload] = lowered
 
 

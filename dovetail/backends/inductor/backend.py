@@ -6,7 +6,7 @@
 * symbolic floats become tensors (:mod:`.float_inputs`);
 * scalars are computed once, not in every kernel that reads them (:mod:`.scalar_values`);
 * convolutions and their gradients read one memory layout, also where they are in two graphs (:mod:`.convolution_layouts`);
-* faults of Inductor are worked around (:mod:`.workarounds`, :mod:`.arithmetic`);
+* faults of Inductor are worked around (:mod:`.workarounds`, :mod:`.pools`, :mod:`.arithmetic`);
 * code that an earlier process has made of the same graph is taken from the cache (:mod:`.kept_code`).
 
 The graph has been decomposed before (:mod:`.decompositions`).
@@ -28,6 +28,7 @@ from dovetail.backends.inductor import (
     arithmetic,
     complex_scatters,
     convolution_layouts,
+    pools,
     recurrent_layers,
     sizes_that_change,
     workarounds,
@@ -93,7 +94,7 @@ def _passes(key: str) -> dict[str, Any]:
 
     The files and the key also keep Inductor's cache from finding code that was compiled with other workarounds, or of other values.
     """
-    own = (arithmetic, complex_scatters, convolution_layouts, recurrent_layers, sizes_that_change, workarounds)
+    own = (arithmetic, complex_scatters, convolution_layouts, pools, recurrent_layers, sizes_that_change, workarounds)
     modules = (*own, private_inductor, private_arithmetic)
     files = tuple(str(item.__file__) for item in modules)
     layouts = private_inductor.inductor_pass(convolution_layouts.lay_out_convolutions, files, key)

@@ -67,22 +67,6 @@ def keep_strides_for_kernels(job: Job) -> None:
     job.before.append(lambda: private_inductor.inductor_keeps_strides(called))
 
 
-_FRACTIONAL = frozenset({torch.ops.aten.fractional_max_pool2d.default, torch.ops.aten.fractional_max_pool3d.default})
-
-
-def _fractional(x: torch.Tensor) -> torch.Tensor:
-    samples = torch.tensor([[[0.5, 0.0, 0.0]]])
-    return F.fractional_max_pool3d(x.cumsum(2), 2, (4, 4, 4), _random_samples=samples) * 1  # type: ignore[no-any-return]
-
-
-@quirk(WORKAROUNDS, example=example(_fractional, (1, 1, 7, 7, 7), stays=True))
-def pool_fractions_by_kernel(job: Job) -> None:
-    """Pool by eager's kernel: Inductor takes the samples of three dimensions in reverse, and rounds their places otherwise."""
-    found = _FRACTIONAL & {node.target for node in job.graph.graph.nodes}
-    if found:
-        job.before.append(lambda: private_inductor.inductor_runs_as_is(found, instead=True))
-
-
 def _written_at(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
     place = int(x[0])
     x[place : place + 2] = y[2:]
@@ -94,26 +78,6 @@ def write_parts_at_places_of_data(job: Job) -> None:
     """Write to a part that begins where the data says by eager's kernel: Inductor asks whether the place is negative."""
     if job.graph.graph.find_nodes(op="call_function", target=torch.ops.aten.slice_scatter.default):
         job.before.append(lambda: private_inductor.inductor_writes_by_kernel(torch.ops.aten.slice_scatter.default))
-
-
-_AVERAGES = (torch.ops.aten.avg_pool2d_backward.default, torch.ops.aten.avg_pool3d_backward.default)
-
-
-def _averaged(x: torch.Tensor) -> torch.Tensor:
-    return F.avg_pool2d(x.cumsum(2), 2, ceil_mode=True).square()
-
-
-@quirk(WORKAROUNDS, example=example(_averaged, (1, 1, 7, 7), order=1, stays=True))
-def average_cut_windows_by_kernel(job: Job) -> None:
-    """Give the gradient of ``avg_pool`` with ``ceil_mode`` by eager's kernel: Inductor divides the windows that are cut off at
-    the end by the size of whole ones.
-    """
-    graph = job.graph.graph
-    nodes = [node for target in _AVERAGES for node in graph.find_nodes(op="call_function", target=target)]
-    # (gradient, input, kernel_size, stride, padding, ceil_mode, ...)
-    cut = {node.target for node in nodes if node.args[5]}
-    if cut:
-        job.before.append(lambda: private_inductor.inductor_runs_as_is(cut, instead=True))
 
 
 @quirk(WORKAROUNDS, example=example(lambda x: torch.var_mean(x, correction=0), (0, 5), stays=True))
