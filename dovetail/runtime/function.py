@@ -25,7 +25,7 @@ import torch
 
 from dovetail.errors import HigherOrderGradientError
 from dovetail.runtime.backward_reads import CallReads, pending_reads, reads_of
-from dovetail.runtime.derivatives import DifferentiableBackward, Gradients, partial_gradients, refusal
+from dovetail.runtime.derivatives import DifferentiableBackward, Edges, Gradients, partial_gradients, refusal
 from dovetail.runtime.epilogue import Epilogue, change_metadata, is_inside
 from dovetail.runtime.origins import Origin, check_unchanged, origins_of
 from dovetail.runtime.output_dependencies import depend_on, prepare_hooks, require_gradient
@@ -35,8 +35,7 @@ from dovetail.torch_private import calls as private_calls
 from dovetail.torch_private import state as private_state
 
 _ANOTHER_BACKWARD = "backward() is called inside of an autocast block, or with some gradients of a custom backward only"
-_AS_A_WHOLE = contextlib.nullcontext()
-_PLAIN = {torch.Tensor, type(None)}
+_NO_CONTEXT = contextlib.nullcontext()
 FlatCallable = Callable[[list[Any]], list[Any]]
 Pattern = tuple[bool, ...]
 TangentStrides = Callable[[Sequence[torch.Tensor]], "Sequence[tuple[int, ...] | None]"]
@@ -154,7 +153,6 @@ class CompiledBackward(torch.autograd.Function):
             raise
 
     # For compiled autograd, which puts the backward's graph into its own.
-
     @staticmethod
     def _compiled_autograd_key(ctx: Any) -> tuple[int, ...]:
         """The engine asks for it: nodes with one key have one backward (torch 2.13)."""
@@ -178,6 +176,8 @@ class CompiledBackward(torch.autograd.Function):
 
 #: Called with the inputs of a graph with several results, after its forward.
 SEVERAL_RESULTS: list[Callable[[list[torch.Tensor]], None]] = []
+#: Called with the edges of a node and their gradients, after a backward from some of its results only.
+SOME_GRADIENTS: list[Callable[[Edges, Gradients], None]] = []
 private_calls.hide_from_dynamo(CompiledBackward.backward)
 _direct_apply = private_autograd.direct_apply(CompiledBackward)
 private_autograd.call_directly(CompiledBackward)
@@ -232,12 +232,9 @@ class DifferentiableGraph:
             inputs[index] = inputs[index].detach()
         if self.derivatives is not None:
             self.derivatives.prepare(inputs)
-        if torch.is_grad_enabled():
+        # The program may turn gradients on inside of a block that has turned them off.
+        with _NO_CONTEXT if torch.is_grad_enabled() else torch.enable_grad():
             outputs = list(apply(self, *self.to_edges(inputs)))
-        else:
-            # The program may turn gradients on inside of a block that has turned them off.
-            with torch.enable_grad():
-                outputs = list(apply(self, *self.to_edges(inputs)))
         self._connect(outputs)
         for prepare in SEVERAL_RESULTS if len(self._differentiable) > 1 else ():
             prepare(inputs)
@@ -311,11 +308,14 @@ class DifferentiableGraph:
         else:
             compute = self._plain
         # Autograd's own nodes call no ``__torch_function__`` of an incoming gradient's class.
-        classes = _AS_A_WHOLE if _PLAIN.issuperset(map(type, tangents)) else private_calls.no_torch_function()
-        with classes, partial_gradients() if call.is_partial else _AS_A_WHOLE:
+        is_plain = {torch.Tensor, type(None)}.issuperset(map(type, tangents))
+        classes = _NO_CONTEXT if is_plain else private_calls.no_torch_function()
+        with classes, partial_gradients() if call.is_partial else _NO_CONTEXT:
             found = compute(ctx, call, tangents, defined)
         if call.direct is not None:
             found, call.direct = self.to_edges(call.direct(self.from_edges(found))), None
+        for look in () if all(defined) else SOME_GRADIENTS:
+            look(ctx.next_functions, found)
         return found
 
     def _plain(self, ctx: Any, call: Call, tangents: Gradients, defined: Pattern) -> Gradients:

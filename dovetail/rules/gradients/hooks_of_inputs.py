@@ -7,12 +7,13 @@ from which that result was not computed, and calls their hooks with None. Eager 
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import torch
 
-from dovetail.runtime.function import SEVERAL_RESULTS
+from dovetail.runtime.derivatives import Edges, Gradients
+from dovetail.runtime.function import SEVERAL_RESULTS, SOME_GRADIENTS
 from dovetail.runtime.output_dependencies import unless_none
 
 _IS_WATCHED = "dovetail: hooks after accumulation are watched"
@@ -32,18 +33,32 @@ class _AfterAccumulation:
             self.hook(parameter)
 
 
-@SEVERAL_RESULTS.append
-def protect_hooks(inputs: Sequence[torch.Tensor]) -> None:
-    """Have hooks that the inputs have not be called without a gradient; their handles stay as they are.
-
-    It looks at every input of every call: 0.2 us for each that has no hook.
-    """
-    for tensor in [item for item in inputs if item._backward_hooks or item._post_accumulate_grad_hooks]:
+def protect_hooks(tensors: Iterable[torch.Tensor]) -> None:
+    """Have hooks of these tensors not be called without a gradient; their handles stay as they are."""
+    for tensor in [item for item in tensors if item._backward_hooks or item._post_accumulate_grad_hooks]:
         for key, hook in (tensor._backward_hooks or {}).items():
             if getattr(hook, "func", None) is not unless_none:
                 tensor._backward_hooks[key] = functools.partial(unless_none, hook)  # type: ignore[index]
         if tensor._post_accumulate_grad_hooks:
             _watch(tensor, tensor._post_accumulate_grad_hooks)
+
+
+def _protect_inputs(inputs: Sequence[torch.Tensor]) -> None:
+    """It looks at every input of every call: 0.2 us for each that is no parameter and has no hook."""
+    protect_hooks(item for item in inputs if type(item) is not torch.nn.Parameter)
+
+
+def _protect_leaves(edges: Edges, gradients: Gradients) -> None:
+    """A backward has come to a graph from some results only. Hooks of leaves are called behind it, also those that were
+    registered after the call.
+    """
+    for (node, _), gradient in zip(edges, gradients, strict=True):
+        if gradient is None and hasattr(node, "variable"):
+            protect_hooks([node.variable])
+
+
+SEVERAL_RESULTS.append(_protect_inputs)
+SOME_GRADIENTS.append(_protect_leaves)
 
 
 def _watch(tensor: torch.Tensor, hooks: dict[int, Any]) -> None:

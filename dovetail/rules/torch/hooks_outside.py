@@ -26,6 +26,7 @@ from dovetail.frontend.protocol import TracingInterpreter
 from dovetail.frontend.rules import attribute_rule, end_rule, leaving_rule
 from dovetail.guards import ComputedSource, Equals
 from dovetail.rules.gradients.flags import guard_no_view, is_written
+from dovetail.rules.gradients.hooks_of_inputs import protect_hooks
 from dovetail.torch_private import calls as private_calls
 from dovetail.trace import Retry, TracedInput
 
@@ -179,7 +180,11 @@ def _keep(handle: Any) -> None:
 def _register(method: str, tensor: torch.Tensor, hook: Any, is_result: bool) -> Any:
     """Register a hook on a real tensor."""
     if method != "retain_grad":
-        return getattr(tensor, method)(functools.partial(_first_order, hook) if is_result else hook)
+        handle = getattr(tensor, method)(functools.partial(_first_order, hook) if is_result else hook)
+        if not is_result:
+            # The graph has run, and has protected the hooks that its inputs had.
+            protect_hooks([tensor])
+        return handle
     if is_result:
         tensor.register_hook(functools.partial(_first_order, _no_change))
     return tensor.retain_grad()  # type: ignore[no-untyped-call]

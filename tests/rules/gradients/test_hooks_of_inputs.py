@@ -81,6 +81,31 @@ def test_hooks_of_what_has_no_gradient_are_not_called(register: Register) -> Non
     assert sorted(map(str, expected[0])) == sorted(map(str, found[0]))
 
 
+@pytest.mark.parametrize("method", ["register_hook", "register_post_accumulate_grad_hook"])
+@pytest.mark.parametrize("place", ["inside", "behind a break", "after the call"])
+def test_hooks_that_are_registered_later_are_not_called_without_a_gradient(method: str, place: str) -> None:
+    def train(compile: Callable[[Any], Any]) -> Any:
+        weight, log = torch.ones(3, requires_grad=True), []
+
+        def program(x: torch.Tensor) -> Any:
+            results = x.sin(), weight * 2
+            if place == "behind a break":
+                torch._dynamo.graph_break()
+            if place != "after the call":
+                getattr(weight, method)(lambda item: log.append(item.clone()))
+            return results
+
+        run = compile(program)
+        for head in (0, 1, 0):
+            results = run(torch.ones(3, requires_grad=True))
+            if place == "after the call":
+                getattr(weight, method)(lambda item: log.append(item.clone()))
+            results[head].sum().backward()
+        return log, weight.grad
+
+    same(train(lambda function: function), train(lambda function: dovetail.compile(function, backend="aten")))
+
+
 def test_a_hook_of_a_tensor_that_was_computed_before() -> None:
     def train(compile: Callable[[Any], Any]) -> Any:
         run, log = compile(lambda x, y: (x.sin(), y.cos())), []
