@@ -8,6 +8,7 @@ Where an operator can be said in others that Inductor has right, it is decompose
 - ``any`` of bytes, which are bytes. They were truth values;
 - ``ldexp``, which has the type of a product;
 - the place of the largest or smallest of numbers of 8 bits or truth values, from wider ones: in a vector, it was 0;
+- the place of the largest or smallest of all numbers, from them in a row: ``x.t().sin().argmax()`` counted by memory;
 - products of small matrices of whole numbers, which Inductor takes apart into sums of 64 bits: these become numbers of the type of
   the matrices. A product of which eager leaves a term out, as its factor is 0, stays a call;
 - ``index_select``, ``index_add`` and ``index_copy``, which refuse negative indices. Inductor counted these from the end.
@@ -157,9 +158,15 @@ def _scaled(value: Tensor, exponent: Tensor) -> Tensor:
 
 
 def _places(operator: Any) -> Rule:
-    """A decomposition, for numbers of 8 bits and truth values, of an operator that gives the place of one, and maybe its value."""
+    """A decomposition of an operator that gives the place of a number, and maybe its value: for numbers of 8 bits and truth values,
+    and for the place among the numbers of several dimensions.
+    """
 
     def apply(value: Tensor, *args: Any, **kwargs: Any) -> Any:
+        dim, keepdim = (*args, *(kwargs.get(name) for name in ("dim", "keepdim")[len(args) :]))
+        if dim is None and value.dim() > 1:
+            found = operator(value.reshape(-1), 0)
+            return found.reshape([1] * value.dim()) if keepdim else found
         if value.dtype.itemsize > 1:
             return NotImplemented
         found = operator(value.to(torch.int32), *args, **kwargs)

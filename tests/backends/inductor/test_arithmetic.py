@@ -146,6 +146,23 @@ def test_places_of_extreme_numbers(dtype: torch.dtype, shape: tuple[int, ...]) -
     _compare(program, x)
 
 
+@pytest.mark.parametrize("order", [(0, 1, 2), (0, 2, 1), (1, 2, 0), (2, 1, 0)])
+@pytest.mark.sampled(2)
+def test_places_among_all_numbers_count_in_the_order_of_the_dimensions(order: tuple[int, ...]) -> None:
+    def program(x: torch.Tensor) -> list[torch.Tensor]:
+        y = x.permute(order)
+        found = [
+            y.argmax(),
+            y.sin().argmax(),
+            (y * 2).argmin(keepdim=True),
+            y.contiguous().argmax(),
+            y.cos().argmin(dim=None),
+        ]
+        return [*found, y.to(torch.int8).argmax(), torch.argmin(y.exp(), 1), y.sin().max(), *y.flatten(1).min(1)]
+
+    _compare(program, torch.randn(3, 4, 5, generator=torch.Generator().manual_seed(0)))
+
+
 @pytest.mark.parametrize("reduction", ["none", "mean", "sum"])
 @pytest.mark.sampled(1)
 def test_labels_behind_the_last_one_do_not_count(reduction: str) -> None:
