@@ -73,6 +73,7 @@ class _Copy:
         self._defined = tuple(defined)
         self._zero = {node for node, flag in zip(tangents, defined, strict=True) if not flag}
         self._dependent = set(tangents)
+        self._with_zeros: set[torch.fx.Node] = set()
         self._has_other_strides = False
 
     def add(self, node: torch.fx.Node) -> None:
@@ -82,8 +83,9 @@ class _Copy:
                 self.new[node] = self.graph.placeholder(node.name)
                 self.new[node].meta = dict(node.meta)
         elif node.op == "output":
-            results: Any = node.args[0]
-            self.graph.output([None if item is None or self._is_zero(item) else self.new[item] for item in results])
+            (results,) = node.meta.get(FOR_PATTERN, lambda args, _: args)(node.args, self._defined)
+            is_left = [item is not None and not self._is_left_out(item) for item in results]
+            self.graph.output([self._argument(item) if flag else None for item, flag in zip(results, is_left)])
         else:
             self._add_operator(node)
 
@@ -94,6 +96,9 @@ class _Copy:
             self._dependent.add(node)
             if len(missing) == len(inputs):
                 self._zero.add(node)
+                # Another term of a sum can only be zeros: those of ``round()``, say.
+                has_more = node.target in _SUMS and len(node.all_input_nodes) > len(inputs)
+                self._with_zeros.update([node] if has_more or not self._with_zeros.isdisjoint(inputs) else ())
                 return
         if missing and node.target in _SUMS and not node.kwargs and len(node.args) == 2:
             (other,) = [item for item in node.args if item not in missing] or [None]
@@ -120,9 +125,9 @@ class _Copy:
         made.meta = {"val": value.new_zeros(value.shape), "phase": "backward"}
         return made
 
-    def _is_zero(self, node: torch.fx.Node) -> bool:
+    def _is_left_out(self, node: torch.fx.Node) -> bool:
         if node in self._zero or MEMBER not in node.meta:
-            return node in self._zero
+            return node in self._zero and node not in self._with_zeros
         pack = node
         while PACK not in pack.meta:
             pack = pack.all_input_nodes[0]

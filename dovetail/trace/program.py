@@ -124,9 +124,7 @@ def _fill(value: Any, values: Mapping[Any, Any]) -> Any:
         return slice(_fill(value.start, values), _fill(value.stop, values), _fill(value.step, values))
     if kind in (list, tuple):
         return kind(_fill(item, values) for item in value)
-    if kind is dict:
-        return {key: _fill(item, values) for key, item in value.items()}
-    return value
+    return {key: _fill(item, values) for key, item in value.items()} if kind is dict else value
 
 
 def _tensors(value: Any) -> list[torch.Tensor]:
@@ -229,9 +227,7 @@ class Recorder:
             return slice(self._store(value.start), self._store(value.stop), self._store(value.step))
         if kind in (list, tuple, torch.Size):
             return (tuple if kind is torch.Size else kind)(self._store(item) for item in value)
-        if kind is dict:
-            return {key: self._store(item) for key, item in value.items()}
-        return value
+        return {key: self._store(item) for key, item in value.items()} if kind is dict else value
 
     def _record_base(self, base: torch.Tensor) -> bool:
         """Record how a tensor is found again that torch made no call for, but a view of it (autograd's formulas do)."""

@@ -75,9 +75,7 @@ class RandomOperators:
 def _layout(value: Any) -> Any:
     if isinstance(value, torch.Tensor):
         return (tuple(value.shape), value.dtype, value.device)
-    if isinstance(value, (tuple, list)):
-        return [_layout(item) for item in value]
-    return value
+    return [_layout(item) for item in value] if isinstance(value, (tuple, list)) else value
 
 
 def draws_random_numbers(target: Any) -> bool:

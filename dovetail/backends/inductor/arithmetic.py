@@ -162,14 +162,13 @@ def _places(operator: Any) -> Rule:
     and for the place among the numbers of several dimensions.
     """
 
-    def apply(value: Tensor, *args: Any, **kwargs: Any) -> Any:
-        dim, keepdim = (*args, *(kwargs.get(name) for name in ("dim", "keepdim")[len(args) :]))
+    def apply(value: Tensor, dim: Any = None, keepdim: bool = False) -> Any:
         if dim is None and value.dim() > 1:
             found = operator(value.reshape(-1), 0)
             return found.reshape([1] * value.dim()) if keepdim else found
         if value.dtype.itemsize > 1:
             return NotImplemented
-        found = operator(value.to(torch.int32), *args, **kwargs)
+        found = operator(value.to(torch.int32), dim, keepdim)
         return found if isinstance(found, Tensor) else (found[0].to(value.dtype), found[1])
 
     return apply
