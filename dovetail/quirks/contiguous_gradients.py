@@ -49,19 +49,31 @@ def _of_image(x: torch.Tensor) -> torch.Tensor:
 
 @quirk(
     GRAPHS,
-    example={
-        "weight_norm": lambda: Example(_convolved, [(_image(), torch.rand(4, 3, 3, 3), torch.rand(4, 1, 1, 1))]),
-        "group_norm": lambda: Example(_of_groups, [(torch.rand(3, 4, 4, 5),)]),
-        "group_norm of an image": lambda: Example(_of_image, [(_image(6),)]),
-    },
+    example=lambda: Example(_convolved, [(_image(), torch.rand(4, 3, 3, 3), torch.rand(4, 1, 1, 1))]),
 )
 def gradients_stay_contiguous(graph: torch.fx.Graph) -> None:
     """Copy the gradient in front of a kernel that reads it as contiguous, in backwards that leave a summand out."""
-    for target in _READ_AS_CONTIGUOUS:
-        for node in graph.find_nodes(op="call_function", target=target):
-            memory_format = _format_of(node.args[0].meta["val"])
-            if memory_format is not None:
-                node.meta[FOR_PATTERN] = functools.partial(_with_gradient, memory_format)
+    _copy_gradients(graph, _aten._weight_norm_interface_backward.default)
+
+
+@quirk(
+    GRAPHS,
+    until="2.15",
+    example={
+        "of groups": lambda: Example(_of_groups, [(torch.rand(3, 4, 4, 5),)]),
+        "of an image": lambda: Example(_of_image, [(_image(6),)]),
+    },
+)
+def gradients_of_group_norm_stay_contiguous(graph: torch.fx.Graph) -> None:
+    """Copy the gradient in front of the kernel of ``group_norm`` likewise."""
+    _copy_gradients(graph, _aten.native_group_norm_backward.default)
+
+
+def _copy_gradients(graph: torch.fx.Graph, target: Any) -> None:
+    for node in graph.find_nodes(op="call_function", target=target):
+        memory_format = _format_of(node.args[0].meta["val"])
+        if memory_format is not None:
+            node.meta[FOR_PATTERN] = functools.partial(_with_gradient, memory_format)
 
 
 def _format_of(gradient: torch.Tensor) -> torch.memory_format | None:
