@@ -137,7 +137,8 @@ def _by_kernel_where(overload: OpOverload, asks: Callable[..., bool]) -> None:
         if not asks(*args, **kwargs):
             return compute(*args, **kwargs)
         # Its first argument then lies as in the capture: a kernel may refuse another layout.
-        first, _ = lowering.constrain_to_fx_strides(V.graph.current_node, *args[:1])
+        compiled: Any = V.graph
+        first, _ = lowering.constrain_to_fx_strides(compiled.current_node, *args[:1])
         return by_kernel(*first, *args[1:], **kwargs)
 
     lowered.has_kernel = True  # type: ignore[attr-defined]
