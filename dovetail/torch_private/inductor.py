@@ -7,6 +7,7 @@ import functools
 import math
 import sys
 from collections.abc import Callable, Collection, Iterable, Iterator
+from operator import attrgetter
 from typing import Any
 
 import torch
@@ -124,6 +125,10 @@ def _is_unrolled(pool: str, window: Any) -> bool:
     return math.prod(sizes if len(sizes) > 1 else sizes * (3 if "3d" in pool else 2)) < 25
 
 
+#: The node that Inductor lowers, which its virtual machine has only while it lowers a graph.
+_NODE_OF = attrgetter("graph.current_node")
+
+
 def _by_kernel_where(overload: OpOverload, asks: Callable[..., bool]) -> None:
     from torch._inductor import lowering
     from torch._inductor.virtualized import V
@@ -137,8 +142,7 @@ def _by_kernel_where(overload: OpOverload, asks: Callable[..., bool]) -> None:
         if not asks(*args, **kwargs):
             return compute(*args, **kwargs)
         # Its first argument then lies as in the capture: a kernel may refuse another layout.
-        compiled: Any = V.graph
-        first, _ = lowering.constrain_to_fx_strides(compiled.current_node, *args[:1])
+        first, _ = lowering.constrain_to_fx_strides(_NODE_OF(V), *args[:1])
         return by_kernel(*first, *args[1:], **kwargs)
 
     lowered.has_kernel = True  # type: ignore[attr-defined]
