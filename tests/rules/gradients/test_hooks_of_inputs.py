@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import functools
 from collections.abc import Callable
 from typing import Any
 
@@ -104,6 +106,22 @@ def test_hooks_that_are_registered_later_are_not_called_without_a_gradient(metho
         return log, weight.grad
 
     same(train(lambda function: function), train(lambda function: dovetail.compile(function, backend="aten")))
+
+
+def test_hooks_in_a_captured_backward_are_not_called_without_a_gradient() -> None:
+    def train(compile: Callable[[Any], Any], around: Callable[[], Any]) -> Any:
+        model, log = TwoHeads(), []
+        run = compile(model)
+        _hooks(model, log)
+        for step, head in enumerate((0, 1, 0)):
+            results = run(torch.arange(3.0) + step)
+            with around():
+                results[head].sum().backward()
+        return sorted(map(str, log)), [item.grad for item in model.parameters()]
+
+    expected = train(lambda model: model, contextlib.nullcontext)
+    captured = functools.partial(dovetail.compiled_autograd, backend="aten")
+    same(expected, train(lambda model: dovetail.compile(model, backend="aten"), captured))
 
 
 def test_a_hook_of_a_tensor_that_was_computed_before() -> None:
