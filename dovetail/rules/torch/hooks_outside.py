@@ -24,7 +24,7 @@ from dovetail.frontend.code.frame import Break
 from dovetail.frontend.effects.journal import Effect
 from dovetail.frontend.protocol import TracingInterpreter
 from dovetail.frontend.rules import attribute_rule, end_rule, leaving_rule
-from dovetail.guards import ComputedSource, Equals
+from dovetail.guards import AttributeSource, ComputedSource, Equals
 from dovetail.rules.gradients.flags import guard_no_view, is_written
 from dovetail.rules.gradients.hooks_of_inputs import protect_hooks
 from dovetail.torch_private import calls as private_calls
@@ -217,9 +217,22 @@ def _end(interpreter: TracingInterpreter) -> None:
         if item.value.requires_grad and item.is_written_differentiably and item.real._base is not None:
             _check_view(interpreter, item)
         elif item.requires_grad and not item.real.is_leaf and is_written(item) and not item.is_written_differentiably:
-            # Autograd makes the node of such a view anew when it is asked for: without the hooks, and without an edge where the
-            # base requires no gradient (``leaf = zeros(4).view(2, 2).requires_grad_(); x = leaf[:]`` has the base of ``leaf``).
-            guard_no_view(interpreter, item, "that requires a gradient, is written to without gradients")
+            _check_unrecorded_write(interpreter, item)
+
+
+def _check_unrecorded_write(interpreter: TracingInterpreter, item: TracedInput) -> None:
+    """Autograd makes the node of a view that was written to anew: without the hooks, and without an edge where the base requires no
+    gradient (``leaf = zeros(4).view(2, 2).requires_grad_(); x = leaf[:]`` has the base of ``leaf``).
+    """
+    base, values = item.real._base, interpreter.values
+    if base is None or not base.requires_grad or item.real.retains_grad:
+        guard_no_view(interpreter, item, "that requires a gradient, is written to without gradients")
+        return
+    source = values.guards.tensor_source(item.index)
+    on_base = AttributeSource(AttributeSource(source, "_base"), "requires_grad")
+    values.guard(on_base, Equals(True), f"{item.name}, a view, was written to")
+    values.guard(AttributeSource(source, "retains_grad"), Equals(False), f"{item.name}, a view, was written to")
+    _check_view(interpreter, item)
 
 
 def _check_view(interpreter: TracingInterpreter, item: TracedInput) -> None:
