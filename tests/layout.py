@@ -21,7 +21,7 @@ LONGEST_FUNCTION = 80
 LONGEST_FILE = 500
 MOST_CORE_LINES = 20_000
 #: The aim is 42,000. Until then what there is, so that a change that adds to it says so.
-MOST_LINES = 73_714
+MOST_LINES = 73_722
 
 
 @dataclass(frozen=True)

@@ -62,11 +62,11 @@ def slots_of(value: Any) -> list[Any]:
 _MOST_OBJECTS = 50_000
 
 
-def _state(function: Any) -> list[list[Any]]:
-    """The containers and objects that a function can reach by its closure, each with what it holds."""
+def _state(reached_from: list[Any]) -> list[list[Any]]:
+    """The containers and objects that a function can reach by its closure or its operands, each with what it holds."""
     found: list[list[Any]] = []
     seen: set[int] = set()
-    waiting = [function]
+    waiting = [*reached_from]
     while waiting:
         value = waiting.pop()
         if id(value) in seen or is_leaf_value(value) or private_sizes.is_symbolic(value):
@@ -116,17 +116,18 @@ def _interpret(interpreter: TracingInterpreter, name: str, function: Any, operan
     recorder, nodes, inputs = trace.recorder, len(trace.graph.nodes), len(trace.inputs)
     marker = recorder.number(torch.empty(0))
     before = [private_tensors.version_of(recorder.tensors[number]) for number in range(marker)]
-    writes, state, symbols = interpreter.effects.writes, _state(function), trace.data_symbols()
+    state_of = [function, *operands]
+    writes, state, symbols = interpreter.effects.writes, _state(state_of), trace.data_symbols()
     result = interpreter.call(function, tuple(operands), {})
     after = [private_tensors.version_of(recorder.tensors[number]) for number in range(marker)]
     is_written = before != after or any(private_tensors.is_written(item.value) for item in trace.inputs[inputs:])
-    if is_written or writes != interpreter.effects.writes or not _is_same(state, _state(function)):
+    if is_written or writes != interpreter.effects.writes or not _is_same(state, _state(state_of)):
         raise Break(f"a function that {name} is given writes to what exists outside of it", ADVICE)
     impure = any(node.is_impure() for node in list(trace.graph.nodes)[nodes:] if node.op == "call_function")
     if impure or symbols != trace.data_symbols():
         raise Break(f"a function that {name} is given asks for data, or draws random numbers", ADVICE)
     leaves = private_trees.tree_flatten(result)[0]
-    taken = {id(item) for item in operands} | {
+    taken = {id(item) for item in private_trees.tree_flatten(list(operands))[0]} | {
         recorder.tensors[number].untyped_storage()._cdata for number in range(marker)
     }
     stored = [item.untyped_storage()._cdata for item in leaves if isinstance(item, torch.Tensor)]
@@ -228,6 +229,13 @@ def _conditional(interpreter: TracingInterpreter, branches: Sequence[Traced], co
     return private_trees.tree_unflatten(list(found), first.spec)
 
 
+def _holds_only_tensors(value: Any) -> bool:
+    """Whether an operand is a tensor, or plain containers of tensors, which is what ``torch.cond`` takes."""
+    if type(value) in (tuple, list):
+        return all(map(_holds_only_tensors, value))
+    return all(map(_holds_only_tensors, value.values())) if type(value) is dict else isinstance(value, torch.Tensor)
+
+
 @rule(torch.cond)
 def _cond(interpreter: TracingInterpreter, args: Arguments, kwargs: Keywords) -> Any:
     names = ("pred", "true_fn", "false_fn", "operands")
@@ -237,7 +245,7 @@ def _cond(interpreter: TracingInterpreter, args: Arguments, kwargs: Keywords) ->
     condition, operands = given["pred"], given["operands"]
     if not isinstance(condition, torch.Tensor):
         return interpreter.call_guarded(torch.cond, args, kwargs)
-    is_plain = isinstance(operands, (tuple, list)) and all(isinstance(item, torch.Tensor) for item in operands)
+    is_plain = type(operands) in (tuple, list) and _holds_only_tensors(operands)
     if not is_plain or condition.numel() != 1 or not callable(given["true_fn"]) or not callable(given["false_fn"]):
         raise Break("torch.cond is given something else than tensors and functions of them", ADVICE)
     branches = [trace_branch(interpreter, "torch.cond", given[name], operands) for name in ("true_fn", "false_fn")]

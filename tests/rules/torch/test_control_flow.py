@@ -51,6 +51,12 @@ def _several_results(x: torch.Tensor) -> Any:
     return found[0] + 1, found[1]["sum"], found[1]["row"]
 
 
+def _nested_operands(x: torch.Tensor) -> Any:
+    first = lambda pair, named: pair[0] * pair[1][0] + named["shift"]  # noqa: E731
+    second = lambda pair, named: (pair[1][0] - named["shift"]).exp()  # noqa: E731
+    return torch.cond(x.sum() > 0, first, second, ((x, [LINEAR(x)]), {"shift": x.sin()}))
+
+
 def _in_a_loop(x: torch.Tensor) -> Any:
     for step in range(3):
         x = torch.cond(x.sum() > 0, lambda z, step=step: z.clone().sub_(step), lambda z, step=step: z + step + 1, (x,))
@@ -68,6 +74,7 @@ NODES = [
     _nested,
     _one_uses_what_the_other_does_not,
     _several_results,
+    _nested_operands,
     _in_a_loop,
 ]
 
@@ -234,7 +241,21 @@ def _writes_to_a_far_object(x: torch.Tensor) -> Any:
     return y * counter.next.next.next.next.next.next.count
 
 
-@pytest.mark.parametrize("function", [_writes_to_its_own_list, _writes_deep_inside, _writes_to_a_far_object])
+def _writes_to_a_list_that_it_is_given(x: torch.Tensor) -> Any:
+    rows = [x, x + 1]
+    y = torch.cond(x.sum() > 0, lambda rows: rows.pop().sin(), lambda rows: rows[0].cos(), [rows])
+    return y * len(rows)
+
+
+@pytest.mark.parametrize(
+    "function",
+    [
+        _writes_to_its_own_list,
+        _writes_deep_inside,
+        _writes_to_a_far_object,
+        _writes_to_a_list_that_it_is_given,
+    ],
+)
 def test_writes_are_seen_however_deep(function: Callable[[torch.Tensor], Any]) -> None:
     with pytest.raises(GraphBreakError, match="writes to what exists outside"):
         dovetail.compile(function, backend="aten", fullgraph=True)(torch.ones(2, 2))
@@ -247,6 +268,9 @@ REFUSED: dict[str, Callable[[torch.Tensor], Any]] = {
     "a variable": _counts,
     "a list in lists": _writes_deep_inside,
     "an object of objects": _writes_to_a_far_object,
+    "a list that it is given": _writes_to_a_list_that_it_is_given,
+    "an operand in a list": lambda x: torch.cond(x.sum() > 0, lambda rows: rows[0], lambda rows: rows[0] + 1, [[x]]),
+    "a number in a list": lambda x: torch.cond(x.sum() > 0, lambda p: p[0] * p[1], lambda p: p[0].cos(), [[x, 2]]),
     "the operand": lambda x: torch.cond(x.sum() > 0, lambda x: x, lambda x: x.cos(), [x]),
     "a view": lambda x: torch.cond(x.sum() > 0, lambda x: x.t(), lambda x: x.cos(), [x]),
     "two shapes": lambda x: torch.cond(x.sum() > 0, lambda x: x.sum(0), lambda x: x.cos(), [x]),
