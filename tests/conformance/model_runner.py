@@ -354,7 +354,11 @@ def check_model(name: str, mode: str, compiler: Compiler) -> ModelResult:
     model.train(mode == "train")
     twin = copy.deepcopy(model)
     outcome = ModelResult(name, mode, "passed", parameters=sum(parameter.numel() for parameter in model.parameters()))
-    expected = [_step(model, model, batch, seed) for seed, batch in enumerate(batches)]
+    try:
+        expected = [_step(model, model, batch, seed) for seed, batch in enumerate(batches)]
+    except RuntimeError as error:
+        outcome.verdict, outcome.reason = "eager cannot", f"{type(error).__name__}: {error}"[:700]
+        return outcome
     try:
         # The compiled callable may be a new module around the same parameters.
         compiled = compiler(twin)
@@ -435,7 +439,7 @@ def _run_apart(name: str, modes: Sequence[str], compiler: str, timeout: float) -
 
 def _line(result: ModelResult) -> str:
     return (
-        f"{result.model:12} {result.mode:6} {result.verdict:8} loss {result.loss_difference:<9.3g} "
+        f"{result.model:12} {result.mode:6} {result.verdict:12} loss {result.loss_difference:<9.3g} "
         f"outputs {result.output_difference:<9.3g} gradients {result.gradient_difference:<9.3g} "
         f"{result.parameters:>9,} parameters {result.seconds:7.2f} s"
         + (f"\n{'':12} {result.reason}" if result.reason else "")
@@ -479,7 +483,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if not chosen.quiet:
         counts = {
             verdict: sum(result.verdict == verdict for result in results)
-            for verdict in ("passed", "refused", "wrong", "error")
+            for verdict in ("passed", "refused", "wrong", "error", "eager cannot")
         }
         print(", ".join(f"{count} {verdict}" for verdict, count in counts.items()))
     return int(any(result.verdict == "wrong" for result in results))
