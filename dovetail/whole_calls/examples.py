@@ -65,7 +65,7 @@ def run_example(trace: Trace, function: WholeFunction, examples: Sequence[torch.
     if function.is_gradient:
         return results
     if shares_values(values, results):
-        raise CaptureError(f"{name} returns its argument, or a view of it, and cannot be called as one operator", where=where)
+        raise CaptureError(f"{name} returns its argument, or a view of it", where=where)
     inner = [part for tensor in examples if is_handle(tensor) for part in components_of(carried_by(tensor))]
     taken = {tensor.untyped_storage()._cdata for tensor in (*examples, *inner)}
     made = [tensor.untyped_storage()._cdata for tensor in results]
