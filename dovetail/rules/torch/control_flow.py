@@ -245,7 +245,7 @@ def _cond(interpreter: TracingInterpreter, args: Arguments, kwargs: Keywords) ->
     condition, operands = given["pred"], given["operands"]
     if not isinstance(condition, torch.Tensor):
         return interpreter.call_guarded(torch.cond, args, kwargs)
-    is_plain = type(operands) in (tuple, list) and _holds_only_tensors(operands)
+    is_plain = isinstance(operands, (tuple, list)) and all(map(_holds_only_tensors, operands))
     if not is_plain or condition.numel() != 1 or not callable(given["true_fn"]) or not callable(given["false_fn"]):
         raise Break("torch.cond is given something else than tensors and functions of them", ADVICE)
     branches = [trace_branch(interpreter, "torch.cond", given[name], operands) for name in ("true_fn", "false_fn")]
